@@ -1,4 +1,4 @@
-"""Check arguments, with messages that begin with the argument's name, and name dtypes."""
+"""Check arguments, with error messages that begin with the argument's name; list the supported dtypes."""
 
 from typing import Any, TypeVar, cast
 
@@ -7,7 +7,7 @@ import torch
 Tensor = torch.Tensor
 DTYPE_NAMES = ("float32", "float64", "bfloat16", "float16")
 DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in DTYPE_NAMES}
-"""The dtypes with kernels -> their names."""
+"""Supported dtype -> name."""
 
 
 def get_dtype_name(dtype: torch.dtype) -> str:
@@ -51,7 +51,7 @@ def check_qkv(query: Any, key: Any, value: Any) -> None:
 
 
 def check_dense(name: str, tensor, query, any_device: bool = False) -> None:
-    """Raise unless an argument is a dense tensor, on query's device unless `anywhere`."""
+    """Raise unless an argument is a dense tensor, on query's device unless `any_device`."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if tensor.is_nested or tensor.layout is not torch.strided:
@@ -68,6 +68,6 @@ def check_scale(scale: object) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise TypeError unless an argument is a bool, since `"no"` would count as True."""
+    """Raise TypeError unless an argument is a bool; `"no"` would count as True."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected True or False, got {value!r}")

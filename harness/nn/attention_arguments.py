@@ -1,4 +1,4 @@
-"""Check the arguments of attention, with errors that name the argument."""
+"""Check the arguments of attention; error messages begin with the argument's name."""
 
 import math
 import sys
@@ -59,9 +59,9 @@ def resolve_scale(scale: float | None, query: Tensor) -> float:
 def resolve_causal_mask(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, int | None]:
-    """Return the mask, None for PyTorch's causal bias, and the causal diagonal, None without one.
+    """Return the mask, without a causal bias of PyTorch, and the causal diagonal, if any.
 
-    Query s sees keys up to s + diagonal.
+    Query s attends to keys up to s + diagonal.
     """
     check_flag("is_causal", is_causal)
     if not is_causal_bias(attn_mask):
@@ -78,16 +78,16 @@ def resolve_causal_mask(
 
 
 def is_causal_bias(mask: object) -> "TypeGuard[CausalBias]":
-    """Return whether a mask is a causal bias of PyTorch.
+    """Return whether a mask is PyTorch's `CausalBias`.
 
-    Importing their module imports Dynamo, which takes nearly 2 s; a mask of that class exists only if it is loaded.
+    Do not import its module, because that imports Dynamo and takes nearly 2 s.
     """
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(mask, module.CausalBias)
 
 
 def broadcast_batch_axes(query: Tensor, key: Tensor, value: Tensor, end: int) -> torch.Size:
-    """Return the broadcast shape of the leading axes, up to `last`."""
+    """Return the broadcast shape of the leading axes, up to `end`."""
     try:
         return torch.broadcast_shapes(query.shape[:end], key.shape[:end], value.shape[:end])
     except RuntimeError as error:
@@ -106,7 +106,7 @@ def check_mask(mask: Tensor, leading_axes: tuple[int, ...], query: Tensor, key: 
 
 
 def expand_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return the mask as an additive mask of four axes, [B or 1, N or 1, S or 1, T or 1]."""
+    """Return the mask as an additive mask with four axes, [B or 1, N or 1, S or 1, T or 1]."""
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(~mask, -torch.inf)
     if mask.dim() > 4:

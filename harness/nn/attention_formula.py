@@ -1,7 +1,7 @@
-"""Compute attention with PyTorch's own operations, for devices and arguments that no kernel supports.
+"""Compute attention with PyTorch's own operations, for devices and arguments that the kernels do not support.
 
 `forward` and `backward` are the textbook formulas: they store all scores and support every derivative. Sums
-are float32 (float64 for float64). Leading axes broadcast; the G heads of a key or value [..., G, T, d] are shared.
+are float32 (float64 for float64). Leading axes broadcast; query heads may share heads of key and value.
 """
 
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def upcast(query: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """Return tensors in the accumulation dtype, with shared heads repeated for each query head."""
+    """Return tensors in the accumulation dtype, with shared heads repeated for the query heads."""
     accum_dtype = get_accumulation_dtype(query.dtype)
 
     def upcast_tensor(tensor: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def upcast(query: Tensor, *tensors: Tensor) -> list[Tensor]:
 def compute_scores(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, diagonal: int | None, mask_block: int = 1
 ) -> Tensor:
-    """Return the scores [..., N, S, T] of tensors from `upcast`, -inf where a key is hidden from a query."""
+    """Return the scores [..., N, S, T] of tensors from `upcast`; masked scores are -inf."""
     scores = scale * query @ key.mT
     S, T = scores.shape[-2:]
     if mask is not None and mask_block > 1:
@@ -49,9 +49,9 @@ def compute_scores(
 
 
 def softmax(scores: Tensor, lse_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the probabilities and their lse in the dtype `lse_dtype`; 0 and -inf for a row that sees no key.
+    """Return the probabilities, and lse in `lse_dtype`; 0 and -inf for a fully masked row.
 
-    lse adds the maximum to the logarithm, which rounds away in a low-precision dtype if the maximum is large.
+    lse is the maximum plus a logarithm, which would be lost in low precision if the maximum is large.
     """
     if not scores.shape[-1]:
         return scores, scores.sum(-1, dtype=lse_dtype).log()
@@ -68,9 +68,9 @@ def softmax(scores: Tensor, lse_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def forward(
     query, key, value, mask, scale, diagonal, mask_block=1, lse_dtype=None, factors: Tensor | int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return output and lse, 0 and -inf for a row that sees no key.
+    """Return output and lse, 0 and -inf for a fully masked row.
 
-    lse is `lse_dtype`, by default the scores' dtype. `factors` multiply the probabilities, for dropout.
+    The dtype of lse is `lse_dtype`, by default the scores' dtype. `factors` are the factors of dropout.
     """
     Q, K, V = upcast(query, key, value)
     scores = compute_scores(Q, K, mask, scale, diagonal, mask_block)
@@ -81,9 +81,9 @@ def forward(
 def backward(
     grad_out, query, key, value, lse, delta, mask, scale, diagonal, mask_block=1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, from lse and delta of whole rows. Leading axes must match.
+    """Return the gradients of query, key and value from lse and delta of entire rows; leading axes match.
 
-    Pass lse=None if `key` has all keys of a row: the rounding of lse changes the probabilities by a factor of
+    Pass lse=None if `key` contains all keys of a row. Rounding lse changes the probabilities by a factor of
     |lse| times the unit roundoff.
     """
     Q, K, V, dO = upcast(query, key, value, grad_out)
@@ -100,7 +100,7 @@ def backward(
 
 
 def sum_shared_heads(gradient: Tensor, tensor: Tensor) -> Tensor:
-    """Sum a gradient over the query heads that share a head of `tensor`, and cast it to the dtype of `tensor`."""
+    """Sum a gradient over the query heads that share a head of `tensor`, and cast it to tensor's dtype."""
     if gradient.shape != tensor.shape:
         gradient = gradient.unflatten(-3, (tensor.shape[-3], -1)).sum(-3)
     return gradient.to(tensor.dtype)
@@ -115,28 +115,28 @@ def compute_delta(grad_out: Tensor, out: Tensor) -> Tensor:
 def compute_gradients(
     grad_out, query, key, value, out, lse, delta, mask, diagonal, scale, mask_block
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients from the output, or from delta of whole rows."""
-    if delta is None:  # all keys are present, so softmax recomputes the probabilities without the rounded lse
+    """Return the gradients from the output, or from delta of entire rows."""
+    if delta is None:  # all keys are present, so recompute the probabilities without the rounded lse
         lse, delta = None, compute_delta(grad_out, out)
     return backward(grad_out, query, key, value, lse, delta, mask, scale, diagonal, mask_block)
 
 
 def compute_with_sdpa(query, key, value, mask, dropout_p, diagonal, scale, enable_gqa) -> Tensor:
-    """Run scaled_dot_product_attention; query s sees keys up to s + `diagonal`."""
+    """Run scaled_dot_product_attention; query s attends to keys up to s + `diagonal`."""
     query, key, value, mask = cast_for_autocast((query, key, value, mask))
     scale = resolve_scale(scale, query)
     if not (query.numel() and key.numel()):
         return forward(query, key, value, mask, scale, diagonal)[0]
     if scale <= 0:
-        # PyTorch's fused kernels multiply the causal mask's -inf by the scale, which gives inf or NaN. Changing signs
-        # is exact.
+        # PyTorch's fused kernels multiply the causal mask's -inf by the scale, which results in inf or NaN.
+        # Negating query and scale is exact.
         query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
     S, T = query.shape[-2], key.shape[-2]
     if diagonal:
         mask = torch.ones(S, T, dtype=torch.bool, device=query.device).tril(diagonal)
     if query.is_cuda:
         query, key, value = (align(tensor, tensor.stride()[:-1]) for tensor in (query, key, value))
-        # The fused kernels need a contiguous row with a mask element per key.
+        # The fused kernels require contiguous rows with a mask element for each key.
         if mask is not None and mask.shape[-1] != T:
             mask = mask.expand(*mask.shape[:-1], T).contiguous()
         mask = None if mask is None else align(mask)
@@ -150,7 +150,7 @@ def compute_with_sdpa(query, key, value, mask, dropout_p, diagonal, scale, enabl
 
 
 def align(tensor: Tensor, strides: tuple[int, ...] = ()) -> Tensor:
-    """Return a tensor whose start and rows are aligned to 16 bytes, as PyTorch's fused kernels need."""
+    """Return the tensor with its start and rows aligned to 16 bytes, as PyTorch's fused kernels require."""
     offsets = (tensor.storage_offset(), *strides)
     is_aligned = all(
         isinstance(offset, int) and offset * tensor.element_size() % 16 == 0 for offset in offsets
@@ -160,9 +160,9 @@ def align(tensor: Tensor, strides: tuple[int, ...] = ()) -> Tensor:
 
 
 def compute_sequences(query, key, value, offsets, scale: float, diagonal: int | None) -> Tensor:
-    """Compute packed sequences [1, N, total, d] one by one, with zeros for rows outside every sequence.
+    """Compute packed sequences [1, N, total, d] one by one; rows outside all sequences are zeros.
 
-    Read the offsets on the host; raise ValueError if they are wrong.
+    Copies the offsets to the host; raises ValueError if they are invalid.
     """
     parts, end = [], 0
     ranges = map(split_offsets, ("offsets_q", "offsets_k"), offsets, (query, key))
@@ -175,7 +175,7 @@ def compute_sequences(query, key, value, offsets, scale: float, diagonal: int | 
 
 
 def split_offsets(name: str, offsets: Tensor, rows: Tensor) -> list[slice]:
-    """Return each sequence's rows as a slice; raise ValueError for wrong offsets."""
+    """Return each sequence's rows as a slice. Raises ValueError for invalid offsets."""
     total = rows.shape[2]
     bounds = offsets.new_tensor([0]), offsets, offsets.new_tensor([total])
     if (torch.cat(bounds).diff() < 0).any():
@@ -204,9 +204,9 @@ def compute_with_formula(
 
 
 def recover_dropout_factors(query: Tensor, key: Tensor, state: Tensor, keep_threshold: int) -> Tensor:
-    """Return the dropout factors [B, N, S, T] that the kernels draw from a random state.
+    """Return the dropout factors [B, N, S, T] that the kernels compute from a random state.
 
-    Run the forward kernel with zero scores and columns of the identity matrix as value: an output element is
+    Run the forward kernel with zero scores, and columns of the identity matrix as value: an output element is
     nonzero exactly where dropout keeps the probability.
     """
     (B, N, S, _), T = query.shape, key.shape[-2]

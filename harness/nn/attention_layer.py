@@ -1,9 +1,8 @@
 """Attention as a differentiable function, with hand-written kernels in `torch.ops.mojo_workbook.attention`.
 
 `attention` replaces `torch.nn.functional.scaled_dot_product_attention`. It saves query, key, value, the
-output and one number per row, the log-sum-exp of its scores (lse); the backward pass recomputes the
-probabilities. In 16-bit types every run returns the same bits. `attention_block` computes a part of a larger
-attention.
+output and, for each row, the log-sum-exp of the scores (lse); the backward pass recomputes the probabilities.
+Results in 16-bit types are deterministic. `attention_block` computes a part of a larger attention.
 
 The operators are in `harness/nn/host/attention.cpp`. Other devices run PyTorch's attention and
 `attention_formula.py`.
@@ -40,8 +39,8 @@ LAYER = "attention"
 
 MIN_FASTER_LENGTH, MIN_FASTER_MASKED_LENGTH = 512, 1024
 FASTER_HEAD_DIMS, FASTER_MASKED_HEAD_DIMS = (range(64, 65), range(129, 193)), (range(64, 193),)
-"""The shortest length measured, and the head dimensions for which both passes are as fast as the fastest of
-PyTorch's kernels, without and with a mask (records `attention` and `attention_options` in book/records).
+"""Minimum length and head dimensions for which both passes are as fast as the fastest of PyTorch's kernels,
+without and with a mask (records `attention` and `attention_options` in book/records).
 """
 
 
@@ -61,22 +60,22 @@ def attention(
     """Compute softmax(query key^T * scale + mask) value, like `scaled_dot_product_attention`.
 
     The output and the gradients of a fully masked row are 0. `is_causal` aligns the mask to the top left, as
-    PyTorch does: query s sees keys 0 to s, even if there are more keys than queries. To align it to the
+    PyTorch does: query s attends to keys 0 to s, even if there are more keys than queries. To align it to the
     bottom right, pass `torch.nn.attention.bias.causal_lower_right(S, T)` as the mask.
 
     The kernels support 16-bit types and head dimensions up to 256 on an NVIDIA GPU. PyTorch's own operations
-    compute all other calls, second derivatives, torch.func's transforms, forward mode, and masks that require
-    a gradient and either have one element for all keys or a head dimension above 128.
+    compute all other calls: second derivatives, torch.func's transforms, forward mode, and masks that require
+    a gradient and are broadcast over the keys or used with a head dimension above 128.
 
     Args:
         query: Shape [..., N, S, d], floating dtype, any strides.
         key: Shape [..., N, T, d]; leading axes broadcast. [..., G, T, d] with `enable_gqa`.
         value: Shape [..., N, T, dv]; [..., G, T, dv] with `enable_gqa`.
-        attn_mask: Broadcastable to [..., N, S, T]. A bool mask is True where a query sees a key. A mask of
-            query's dtype is added to the scores; its gradient recomputes the scores and dO value^T.
-        dropout_p: The fraction of probabilities set to 0, in steps of 1 / 65,536. Pass 0 outside training:
-            the function cannot know a module's mode. Random numbers come from PyTorch's
-            generator of the device. The kernels support head dimensions up to 128 and masks without a gradient.
+        attn_mask: Broadcastable to [..., N, S, T]. A bool mask is True where a query attends to a key. A mask
+            of query's dtype is added to the scores; its gradient recomputes the scores and dO value^T.
+        dropout_p: The fraction of probabilities set to 0, in steps of 1 / 65,536. Pass 0 outside training.
+            Random numbers come from PyTorch's generator of the device. The kernels support head dimensions up
+            to 128 and masks without a gradient.
         is_causal: Must be False with a mask.
         scale: None means 1 / sqrt(d).
         enable_gqa: Whether N query heads may share G heads of key and value, where G divides N.
@@ -86,8 +85,8 @@ def attention(
 
     Raises:
         TypeError: An argument is not a dense tensor of a floating dtype, or dtypes differ.
-        ValueError: Ranks, sizes or devices do not fit, dropout_p is not a probability, or a mask is given
-            with `is_causal`.
+        ValueError: Ranks, sizes or devices do not match, dropout_p is not a probability, or both `attn_mask`
+            and `is_causal` are set.
     """
     arguments = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
     try:
@@ -102,7 +101,7 @@ def attention(
         compute = torch.ops.mojo_workbook.attention if loaded else attention_formula.compute_with_sdpa
         return compute(query, key, value, mask, dropout_p, diagonal, scale, enable_gqa)
     except Exception:
-        check_attention_call(*arguments)  # raises a clearer error for a wrong argument
+        check_attention_call(*arguments)  # raises a clearer error for an invalid argument
         raise
 
 
@@ -138,7 +137,7 @@ def attention_with_lse(
 
     lse is float32, or float64 for float64 inputs; it is -inf for a fully masked row. The kernels' backward
     pass computes probabilities as exp(score - lse), so rounding lse changes them by a factor of |lse| 2^-23,
-    about as much as rounding the scores: less than one unit of bfloat16 below 2^14, of float16 below 2^11.
+    about as much as rounding the scores: below one ulp of bfloat16 if |lse| < 2^14, of float16 if |lse| < 2^11.
     """
     if dropout_p:
         message = f"dropout_p: attention_with_lse has no dropout, expected 0, got {dropout_p}; attention has"
@@ -151,7 +150,7 @@ def attention_with_lse(
 def compute_with_lse(
     query, key, value, mask, diagonal, scale, enable_gqa, mask_block, lse_dtype=None
 ) -> tuple[Tensor, Tensor]:
-    """Return output and lse for checked arguments; where the formula computes lse, its dtype is `lse_dtype`."""
+    """Return output and lse for checked arguments; `lse_dtype` applies to PyTorch's operations."""
     if host.load(LAYER, query.device.type):
         options = diagonal, scale, enable_gqa, mask_block
         return torch.ops.mojo_workbook.attention_with_lse(query, key, value, mask, *options)
@@ -171,9 +170,9 @@ def attention_backward(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of query, key and value from what `attention_with_lse` returned.
+    """Compute the gradients of query, key and value from the results of `attention_with_lse`.
 
-    Pass the arguments of the forward pass, with query's leading axes and head dimension for key and value.
+    Pass the arguments of the forward pass; key and value must have query's leading axes and head dimension.
     Raises the errors of `attention`.
     """
     check_attention_call(query, key, value, attn_mask, 0, is_causal, scale, enable_gqa)
@@ -202,7 +201,7 @@ def attention_backward(
 def compute_gradients(
     grad_out, query, key, value, out, lse, delta, mask, diagonal, scale, mask_block
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of tensors [B, heads, length, d], from `out` or from delta of whole rows."""
+    """Return the gradients of tensors [B, heads, length, d], from `out` or from delta of entire rows."""
     compute = attention_formula.compute_gradients
     if host.load(LAYER, query.device.type):
         compute = torch.ops.mojo_workbook.attention_gradients
@@ -225,7 +224,7 @@ def attention_varlen(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute `attention` for several packed sequences; the queries of each see only its own keys.
+    """Compute `attention` for several packed sequences; queries attend only to keys of the same sequence.
 
     On an NVIDIA GPU, in 16-bit types and head dimensions up to 128, the kernels read the offsets on the GPU,
     so a CUDA graph can be replayed with other offsets. Otherwise the offsets are copied to the host, and the
@@ -242,7 +241,7 @@ def attention_varlen(
         offsets_q: int32 [sequences + 1], on query's device, non-decreasing from 0 to total. The kernels do
             not check this; they clamp rows to the tensors.
         offsets_k: int32 [sequences + 1], the same for the keys.
-        is_causal: Whether query s of a sequence sees only its keys up to s.
+        is_causal: Whether query s of a sequence attends only to keys up to s.
         scale: None means 1 / sqrt(d).
         enable_gqa: Whether N query heads may share G heads of key and value, where G divides N.
 
@@ -251,7 +250,7 @@ def attention_varlen(
 
     Raises:
         TypeError: An argument is not a dense tensor of a floating dtype, or dtypes differ.
-        ValueError: Ranks, sizes, devices or offsets do not fit.
+        ValueError: Ranks, sizes, devices or offsets do not match.
     """
     check_flag("is_causal", is_causal)
     check_flag("enable_gqa", enable_gqa)
@@ -280,7 +279,7 @@ def move_heads_first(tensor: Tensor) -> Tensor:
 
 
 def check_packed(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Raise an error that names the argument if packed tensors do not match."""
+    """Raise an error with the argument's name if packed tensors do not match."""
     tensors = {"query": query, "key": key, "value": value}
     for name, tensor in tensors.items():
         check_dense(name, tensor, query)
@@ -310,10 +309,10 @@ def explain(
     *,
     blocks: int | None = None,
 ) -> str:
-    """Describe in one line which kernels `attention` runs, and why; `blocks` is an `attention_block`'s size.
+    """Describe in one line which kernels `attention` runs, and why; `blocks` is the size of a block mask.
 
-    May build kernels, but launches none. Key and value default to query. If only one pass uses wgmma, the
-    line describes the other. `is_causal` makes no difference.
+    This may build kernels, but launches none. Key and value default to query; `is_causal` has no effect. If
+    only one pass uses wgmma, the line describes the other pass.
     """
     key, value = query if key is None else key, query if value is None else value
     if not host.load(LAYER, query.device.type):
@@ -332,7 +331,7 @@ attention.explain = explain  # pyright: ignore[reportFunctionMemberAccess]
 
 @contextmanager
 def use_portable_kernels(enabled: bool = True) -> Iterator[None]:
-    """Run the portable kernels on a Hopper GPU too, for comparisons."""
+    """Run the portable kernels also on a Hopper GPU, for comparisons."""
     loaded = enabled and host.load(LAYER, host.DEVICE)
     if loaded:
         torch.ops.mojo_workbook.attention_portable(True)
@@ -352,7 +351,7 @@ def uses_wgmma(query: Tensor) -> bool:
 
 
 def get_reason_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float) -> str | None:
-    """Return why PyTorch's attention may be faster for both passes, according to the records, or None."""
+    """Return the reason why PyTorch's attention may be faster, according to the records, or None."""
     d = query.shape[-1]
     if not uses_wgmma(query):
         return "it is faster only in 16 bits on a Hopper"
@@ -381,13 +380,13 @@ class Part:
 
     Attributes:
         query_offset, key_offset: The positions of the first query and key, for the causal mask.
-        is_causal: Whether a query sees only the keys up to its own position.
+        is_causal: Whether a query attends only to keys up to its position.
         scale: None means 1 / sqrt(d).
         blocks: The visible blocks: a bool mask [query blocks, key blocks] or pairs (query block, key block).
             None means all. If `block_size` is a multiple of 16, the kernels skip hidden blocks.
         block_size: The number of queries, and of keys, in a block; the last block may be smaller.
         index: int64 [L], a permutation of the L rows of query, key and value: row index[i] has position i.
-            Results keep the order of the rows. None means the identity.
+            Results are in the order of the rows. None means the identity.
     """
 
     query_offset: int = 0
@@ -422,14 +421,14 @@ class Part:
 def attention_block(
     query: Tensor, key: Tensor, value: Tensor, part: Part | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute output [B, N, S, d] and lse [B, N, S] of attention for queries [B, N, S, d] and keys [B, G, T, d].
+    """Compute output [B, N, S, d] and lse [B, N, S] for queries [B, N, S, d] and keys [B, G, T, d].
 
     To combine two parts with the same queries and different keys, compute L = logaddexp(lse1, lse2) and
     exp(lse1 - L) * out1 + exp(lse2 - L) * out2. Both results are differentiable.
 
-    lse is float64, because float32 cannot hold both a large score and the log of the number of keys; the
-    kernels round it to float32. It is -inf for a row that sees no key of this part. The default `part` is the
-    whole attention. Raises the errors of `attention`, and ValueError if `blocks` or `index` do not match.
+    lse is float64, because float32 cannot represent the sum of a large score and the log of the number of
+    keys; the kernels round it to float32. It is -inf for a fully masked row. The default `part` is the entire
+    attention. Raises the errors of `attention`, and ValueError if `blocks` or `index` do not match.
     """
     part = part or Part()
     check_part(part, query, key, value)
@@ -460,8 +459,8 @@ def attention_block_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a part's contribution to the gradients of query, key and value.
 
-    `lse` and `delta`, [B, N, S], belong to the combined attention: `logaddexp` of the parts' lse, and
-    `attention_delta`. lse may be float32, as the kernels round it; that changes every gradient by a factor of
+    `lse` and `delta`, [B, N, S], are those of the combined attention: `logaddexp` of the parts' lse, and
+    `attention_delta`. lse may be float32, as the kernels round it; this changes all gradients by a factor of
     |lse| 2^-23. Pass the other arguments as to `attention_block`.
     """
     part = part or Part()
@@ -485,10 +484,8 @@ def make_block_mask(blocks: Blocks, counts: tuple[int, int], device: torch.devic
             )
         return blocks.to(device)
     pairs = list(blocks)
-    if out_of_range := [(i, j) for i, j in pairs if not (0 <= i < counts[0] and 0 <= j < counts[1])]:
-        raise ValueError(
-            f"blocks: there are {counts[0]} x {counts[1]}, and {out_of_range[0]} is none of them"
-        )
+    if invalid := [(i, j) for i, j in pairs if not (0 <= i < counts[0] and 0 <= j < counts[1])]:
+        raise ValueError(f"blocks: there are {counts[0]} x {counts[1]}, and {invalid[0]} is none of them")
     visible = torch.zeros(counts, dtype=torch.bool)
     if pairs:
         rows, columns = torch.tensor(pairs).unbind(1)

@@ -1,4 +1,4 @@
-"""Linear + cross-entropy as one differentiable function and one module: the head of a language model.
+"""Fuse Linear and cross-entropy, the head of a language model, as a differentiable function and a module.
 
 On an NVIDIA GPU the operator `torch.ops.mojo_workbook.linear_cross_entropy`
 (`harness/nn/host/cross_entropy.cpp`) processes rows in chunks and never stores all logits. Other devices run
@@ -35,18 +35,18 @@ def linear_cross_entropy(
     softcap: float | None = None,
     chunk_rows: int | None = None,
 ) -> Tensor:
-    """Compute `cross_entropy(linear(input, weight, bias).float(), target)` without storing all logits on a GPU.
+    """Compute `cross_entropy(linear(input, weight, bias).float(), target)`, on a GPU without storing all logits.
 
     With s = softcap * tanh(logits / softcap), or the logits themselves, and lse = log(sum(exp(s))), the loss
     of a row is
 
         lse - (1 - label_smoothing) * s[target] - label_smoothing * mean(s) + z_loss * lse^2
 
-    On an NVIDIA GPU one Mojo kernel replaces a chunk's logits, in input's dtype, by their gradient and writes
-    the losses; the matmuls are PyTorch's. For "mean" and "sum" the forward pass computes the gradients too,
-    with three matmuls in total. For "none" the backward pass recomputes the logits: four matmuls. The
-    gradient of weight is summed over chunks in float32 (float64 for float64). Every run returns the same
-    bits. The first call builds the operator and its kernels.
+    On an NVIDIA GPU one Mojo kernel writes a chunk's losses and overwrites its logits, in input's dtype, with
+    their gradient; the matmuls are PyTorch's. For "mean" and "sum" the forward pass also computes the
+    gradients, with three matmuls in total. For "none" the backward pass recomputes the logits with a fourth
+    matmul. The gradient of weight is summed over chunks in float32 (float64 for float64). Results are
+    deterministic. The first call builds the operator and its kernels.
 
     Other devices, second derivatives, forward mode and torch.func run PyTorch's own operations, which store
     the logits. Under `torch.autocast` input, weight and bias are cast to its dtype.
@@ -54,15 +54,15 @@ def linear_cross_entropy(
     Args:
         input: Shape [..., H]; float32, bfloat16, float16 or float64.
         weight: Shape [V, H], V >= 1.
-        target: Shape [...], int64: per row a class from 0 to V - 1, or ignore_index. The kernels return NaN
-            for other values.
+        target: Shape [...], int64: a class from 0 to V - 1, or ignore_index, for each row. The kernels return
+            NaN for other values.
         bias: Shape [V], or None.
-        ignore_index: The target of rows without loss or gradient; "mean" does not count them.
-        label_smoothing: From 0 to 1: the fraction of the target distribution that is uniform over all classes.
-        reduction: "mean" over the counted rows (NaN if there are none), "sum", or "none".
+        ignore_index: The target of rows that have no loss and no gradient, and do not count for "mean".
+        label_smoothing: From 0 to 1: the fraction of the target distribution that is uniform.
+        reduction: "mean" over the rows that are not ignored (NaN if there are none), "sum", or "none".
         z_loss: The weight of lse^2, which limits the drift of logits; at least 0.
         softcap: The upper bound of capped logits, above 0; None means no cap.
-        chunk_rows: Rows in a chunk, at least 1; None means at most 2,048. Larger chunks take more memory and
+        chunk_rows: Rows in a chunk, at least 1; None means at most 2,048. Larger chunks need more memory and
             less time.
 
     Returns:
@@ -86,10 +86,10 @@ def linear_cross_entropy(
 
 
 class LinearCrossEntropy(nn.Linear):
-    """A linear layer that takes a target and returns the loss, by `linear_cross_entropy`.
+    """A linear layer that takes a target and returns the loss of `linear_cross_entropy`.
 
-    It is an `nn.Linear(H, V)`, by default without a bias, so state dicts and tied weights are compatible.
-    `logits(input)` returns all logits, for generation.
+    It is a subclass of `nn.Linear`, by default without a bias, so state dicts and tied weights are
+    compatible. `logits(input)` returns all logits, for generation.
     """
 
     def __init__(
@@ -125,19 +125,19 @@ class LinearCrossEntropy(nn.Linear):
     def explain(self, input: Tensor) -> dict[str, str]:
         """Describe how the loss of an input [..., H] is computed; may build the kernels, but launches none.
 
-        "rows": the backend for losses and gradients of a chunk's rows; "chunks": their number and size;
-        "products": the backend of the matmuls; "gradients": the pass that computes them.
+        "rows" is the backend for losses and gradients of a chunk's rows, "chunks" the number and size of
+        chunks, "products" the backend of the matmuls, "gradients" the pass that computes the gradients.
         """
         (sample,) = cast_for_autocast((input.new_empty(0),))
         part = get_dtype_name(sample.dtype)
         if reason := host.explain_missing_kernels("cross_entropy", part, input.device):
             return {"rows": f"PyTorch's operations: {reason}", "chunks": "none", "products": "library"}
-        flat_target = input.shape[:-1].numel()
-        chunk = self.chunk_rows or torch.ops.mojo_workbook.linear_cross_entropy_chunk_rows(flat_target)
+        rows = input.shape[:-1].numel()
+        chunk = self.chunk_rows or torch.ops.mojo_workbook.linear_cross_entropy_chunk_rows(rows)
         recomputes = self.reduction == "none"
         return {
             "rows": f"kernels ({part})",
-            "chunks": f"{math.ceil(flat_target / chunk)} of {chunk:,} rows",
+            "chunks": f"{math.ceil(rows / chunk)} of {chunk:,} rows",
             "products": "library",
             "gradients": "backward pass, from recomputed logits" if recomputes else "forward pass",
         }
@@ -149,7 +149,7 @@ class LinearCrossEntropy(nn.Linear):
 def compute_with_torch(
     input, weight, bias, target, ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows
 ) -> Tensor:
-    """Compute the operator's loss with PyTorch's own operations; the operator calls this too."""
+    """Compute the loss with PyTorch's own operations; the operator calls this as its fallback."""
     logits = F.linear(input, weight, bias)
     # Under autocast the logits have autocast's dtype, not the input's.
     logits = logits.to(get_accumulation_dtype(logits.dtype)).reshape(target.numel(), logits.shape[-1])

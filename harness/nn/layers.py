@@ -1,6 +1,6 @@
-"""LayerNorm followed by Linear as one differentiable function and one module, for training.
+"""Fuse LayerNorm and Linear, as a differentiable function and a module.
 
-On an NVIDIA GPU both are the operator `torch.ops.mojo_workbook.layernorm_linear`
+On an NVIDIA GPU both call the operator `torch.ops.mojo_workbook.layernorm_linear`
 (`harness/nn/host/layernorm_linear.cpp`); other devices run PyTorch's own operations.
 """
 
@@ -22,7 +22,7 @@ ALGORITHMS, MEMORY_MODES = ("fast", "pairs"), (AUTO, LEAST_MEMORY)
 MATMUL_BACKENDS = ("own", "library", "library on padded rows")
 """Implementations of a matmul, numbered as in `harness/nn/kernels/layernorm_linear/plan.mojo`."""
 TWO_STREAMS = 1 << 6
-"""The bit of a plan that is set if the backward pass uses two streams."""
+"""Bit of a plan: the backward pass uses two streams."""
 
 
 def fused_layernorm_linear(
@@ -38,13 +38,13 @@ def fused_layernorm_linear(
 ) -> Tensor:
     """Compute `linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
 
-    The forward pass saves x, the parameters and two numbers per row; the backward pass recomputes the
-    LayerNorm's output. Second derivatives, forward mode and torch.func's transforms run PyTorch's own
+    The forward pass saves x, the parameters, and the mean and rstd of each row; the backward pass recomputes
+    the LayerNorm's output. Second derivatives, forward mode and torch.func's transforms run PyTorch's own
     operations. Under `torch.autocast` the LayerNorm is computed in float32 and the matmul in the autocast
-    dtype, as in PyTorch's own layers. In float32 the matmuls are PyTorch's, with its flag for TF32.
+    dtype, as in PyTorch's own layers. In float32 the matmuls are PyTorch's and respect its TF32 setting.
 
-    The first call on a GPU builds the operator and its kernels for the dtype, which takes a minute or two;
-    `workbook build-ext` builds them ahead of time. Both are cached on disk.
+    The first call on a GPU builds the operator and its kernels for the dtype, which takes a minute or two,
+    and caches them on disk; `workbook build-ext` builds them ahead of time.
 
     Args:
         x: Shape [..., H], H >= 1. float32, bfloat16 and float16 run the kernels, other dtypes PyTorch's own
@@ -55,17 +55,17 @@ def fused_layernorm_linear(
         linear_bias: Shape [O]; None means zeros.
         eps: Added to the variance under the square root.
         algorithm: "fast", or "pairs" for float32 on a Hopper GPU: each matmul becomes three float16 matmuls,
-            which take 0.3 to 0.4 of the time and more memory. Its errors equal PyTorch's for sums of a few
-            hundred terms and are smaller for longer sums. "fast" is used if H or O is not a multiple of 8.
-        memory: "auto" computes dln and dW at the same time, or dW first if memory runs out. "least" computes
-            dW first and frees the LayerNorm's output before it allocates dln, which lowers the peak by one
-            matrix of x's size. It sums over rows in fewer partial sums, so results round differently, and
-            reads x, dln and dY once more. In 16 bits it does not copy unaligned rows, so cuBLAS takes longer
-            if H or O is not a multiple of 8.
+            which take 0.3 to 0.4 of the time and more memory. Errors are equal to PyTorch's for sums of a few
+            hundred terms and smaller for longer sums. If H or O is not a multiple of 8, "fast" is used.
+        memory: "auto" computes dln and dW concurrently, or dW first if memory runs out. "least" always
+            computes dW first and frees the LayerNorm's output before it allocates dln, which lowers the peak
+            by one matrix of x's size. It uses fewer partial sums over rows, so results round differently, and
+            reads x, dln and dY once more. In 16 bits it does not copy unaligned rows, so cuBLAS is slower if
+            H or O is not a multiple of 8.
 
     Returns:
-        Shape [..., O], contiguous, in x's dtype or autocast's. Every run returns the same bits. A CUDA graph
-        may select other matmul kernels (see `LayerNormLinear.explain`), which round differently.
+        Shape [..., O], contiguous, in x's dtype or autocast's. Results are deterministic. In a CUDA graph
+        other matmul kernels may be selected (see `LayerNormLinear.explain`), which round differently.
 
     Raises:
         ValueError: H or O is zero, or `algorithm` or `memory` is unknown.
@@ -87,7 +87,7 @@ def compute_with_torch(
 
 
 def get_operator() -> torch._ops.OpOverload:
-    """Return the operator for FX graphs; without kernels it runs PyTorch's own operations."""
+    """Return the operator for FX graphs; without kernels, define it with PyTorch's own operations."""
     if not host.load(LAYER, host.DEVICE) and not hasattr(torch.ops.mojo_workbook, LAYER):
         tags = (torch.Tag.pt2_compliant_tag,)
         torch.library.define(f"mojo_workbook::{LAYER}", SCHEMA, tags=tags)
@@ -116,11 +116,11 @@ class LayerNormLinear(nn.Module):
     """A drop-in replacement for `nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))`.
 
     The two layers are the children "0" and "1", as in the Sequential, so state dicts and seeds are
-    compatible, and code that searches for `nn.LayerNorm` and `nn.Linear` finds them. The children only hold the
-    parameters: `forward` runs `fused_layernorm_linear`, and hooks on the children do not fire.
+    compatible, and code that searches for `nn.LayerNorm` and `nn.Linear` finds them. The children only have
+    the parameters: `forward` calls `fused_layernorm_linear`, and hooks on the children do not run.
 
-    `eps`, `elementwise_affine` and `ln_bias` are passed to LayerNorm (the last as its `bias`), `bias` to
-    Linear, `algorithm` and `memory` to `fused_layernorm_linear`.
+    `eps`, `elementwise_affine` and `ln_bias` (as `bias`) are passed to LayerNorm, `bias` to Linear,
+    `algorithm` and `memory` to `fused_layernorm_linear`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class LayerNormLinear(nn.Module):
     def from_modules(
         cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast", memory: str = AUTO
     ) -> "LayerNormLinear":
-        """Return a layer that shares two existing layers, so that an optimizer of their parameters remains valid.
+        """Return a layer that shares two existing layers, so optimizers of their parameters remain valid.
 
         Raises TypeError unless they are LayerNorm and Linear, ValueError if their sizes do not match.
         """
@@ -178,7 +178,7 @@ class LayerNormLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., H] to [..., O]; see `fused_layernorm_linear`."""
-        # Bypass nn.Module's attribute lookup, which takes a microsecond.
+        # Bypass nn.Module.__getattr__, which takes a microsecond.
         children: dict[str, Any] = self._modules
         ln, linear = children["0"], children["1"]
         norm = get_parameter(ln, "weight"), get_parameter(ln, "bias"), get_parameter(linear, "weight")
@@ -186,12 +186,12 @@ class LayerNormLinear(nn.Module):
         return fused_layernorm_linear(*arguments, algorithm=self.algorithm, memory=self.memory)
 
     def explain(self, x: Tensor) -> dict[str, str]:
-        """Return which kernels would compute an input like x; may build the kernels, but launches none.
+        """Describe which kernels compute an input like x. This may build the kernels, but launches none.
 
-        "backend" names the kernels, or PyTorch's own operations. "output", "dln" and "dW" are the matmuls Y =
-        ln_out W^T, dln = dY W and dW = dY^T ln_out: each is "own" for this project's kernel, "library" for
-        PyTorch's, or "library on padded rows". Keys that end in " in a CUDA graph" exist if a capture selects
-        differently; "backward in a CUDA graph" is "two branches" if dW runs on a second stream there.
+        "backend" is the kernels or PyTorch's own operations. "output", "dln" and "dW" are the matmuls Y =
+        ln_out W^T, dln = dY W and dW = dY^T ln_out: "own" for this project's kernel, "library" for PyTorch's
+        matmul, or "library on padded rows". Keys that end in " in a CUDA graph" exist if the selection differs
+        during capture; "backward in a CUDA graph" is "two branches" if dW runs on a second stream.
         """
         bits = [self._plan(x, in_graph) for in_graph in (False, True)]
         if -1 in bits:
@@ -207,7 +207,7 @@ class LayerNormLinear(nn.Module):
         return description
 
     def _plan(self, x: Tensor, in_graph: bool) -> int:
-        """Return the selected matmuls as bits, -1 for PyTorch's own operations."""
+        """Return the bits of the selected matmuls, or -1 for PyTorch's own operations."""
         if not host.load(LAYER, x.device.type):
             return -1
         children, names = (self.ln, self.linear), ("weight", "bias")
@@ -220,11 +220,11 @@ class LayerNormLinear(nn.Module):
 
 
 def get_parameter(module: nn.Module, name: str) -> Any:
-    """Return a module's parameter without nn.Module's attribute lookup, which takes a microsecond."""
+    """Return a module's parameter without nn.Module.__getattr__, which takes a microsecond."""
     parameters = module._parameters
     return parameters[name] if name in parameters else getattr(module, name)
 
 
 def decode_plan(bits: int) -> dict[str, str]:
-    """Decode the bits of `layernorm_linear_plan` into the implementation of each matmul."""
+    """Map each matmul to its backend, from the bits of `layernorm_linear_plan`."""
     return {name: MATMUL_BACKENDS[bits >> 2 * k & 3] for k, name in enumerate(("output", "dln", "dW"))}

@@ -1,4 +1,4 @@
-"""Replace named LayerNorm -> Linear pairs of a model by the workbook's kernels, without torch.compile."""
+"""Replace LayerNorm -> Linear pairs of a model, given by name, with fused layers, without torch.compile."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,11 +10,11 @@ from harness.nn.layers import AUTO, encode_options, fused_layernorm_linear, get_
 
 NORM_CLASSES = {"torch.nn.modules.normalization.LayerNorm"}
 LINEAR_CLASSES = {"torch.nn.modules.linear.Linear": False, "transformers.pytorch_utils.Conv1D": True}
-"""The exact classes of Linear layers, not subclasses, and whether they store the weight as [H, O]."""
+"""Class of a Linear layer (subclasses are not supported) -> whether it stores the weight as [H, O]."""
 
 
 class IdentityNorm(nn.LayerNorm):
-    """A LayerNorm that returns its input; the Linear layers that read it normalise."""
+    """A LayerNorm that returns its input; normalization is fused into the Linear layers that follow."""
 
     def __init__(self, norm: nn.LayerNorm):
         super().__init__([*norm.normalized_shape], norm.eps, norm.elementwise_affine, device="meta")
@@ -25,7 +25,7 @@ class IdentityNorm(nn.LayerNorm):
 
 
 class NormLinear(nn.Module):
-    """A Linear that also computes the LayerNorm before it; both keep their parameters."""
+    """A Linear that also computes the preceding LayerNorm; the parameters of both are unchanged."""
 
     def __init__(self, norm: IdentityNorm, linear: Any, **options: Any):
         super().__init__()
@@ -44,19 +44,19 @@ def replace(
 ) -> list[tuple[str, str]]:
     """Replace pairs of a LayerNorm and a Linear that reads it, in place; return the full names of the pairs.
 
-    A name is a path as in `named_modules`, from the model or from every block that has both: ("ln_1",
+    A name is a path as in `named_modules`, relative to the model or to every block that has both: ("ln_1",
     "attn.c_attn") is one pair in each block of GPT-2. The Linear then computes both layers, as
-    `fused_layernorm_linear` does, and the LayerNorm returns its input. So name every Linear that reads the
-    LayerNorm: for query, key and value pass three pairs; each Linear recomputes the LayerNorm. Between the
-    two, the model may only reshape or select rows (no dropout). This is checked only in nn.Sequential.
+    `fused_layernorm_linear` does, and the LayerNorm returns its input. So pass a pair for every Linear that
+    reads the LayerNorm, such as three for query, key and value; each recomputes the LayerNorm. Between the
+    two, the model may only reshape or select rows (no dropout), which is checked only in nn.Sequential.
 
     Parameters and their names are unchanged, so optimizers and state dicts remain valid. After an error the
     model is unchanged.
 
     Raises:
         TypeError: A module is not an nn.LayerNorm, or neither nn.Linear nor transformers' Conv1D.
-        ValueError: No block has both names; sizes, dtypes or devices differ; a module has hooks, an
-            overridden `forward` or two places in the model; or `algorithm` or `memory` is unknown.
+        ValueError: No block has both names; sizes, dtypes or devices differ; a module has hooks or an
+            overridden `forward`, or occurs twice in the model; or `algorithm` or `memory` is unknown.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected nn.Module, got {type(model).__name__}")
@@ -87,7 +87,7 @@ def replace(
 
 
 def check_pair(norm: str, linear: str, modules: dict[str, Any], use_counts: Counter[int]) -> None:
-    """Raise, naming the module, if a pair cannot be replaced."""
+    """Raise an error with the module's name if a pair cannot be replaced."""
     for name, classes in ((norm, NORM_CLASSES), (linear, LINEAR_CLASSES)):
         module = modules[name]
         if get_class_name(module) not in classes:

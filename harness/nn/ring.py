@@ -1,13 +1,13 @@
 """Ring attention: attention over a sequence split over the ranks of a `torch.distributed` process group.
 
-Each of the `size` ranks holds a part of the sequence, one or two ranges of positions (`get_chunks`): query,
+Each of the `size` ranks has a part of the sequence, one or two ranges of positions (`get_chunks`): query,
 out and dO are [B, N, s, d], key and value [B, M, s, d], where N is a multiple of M and `s` may differ between
-ranks. The ranks compare shapes and dtypes first, so that all of them raise the same error instead of one
-waiting forever. The forward pass saves query, key, value, out, and lse [B, N, s].
+ranks. The ranks compare shapes and dtypes first, so that all raise the same error and none waits forever. The
+forward pass saves query, key, value, out, and lse [B, N, s].
 
-A block is the attention of one range of queries to one range of keys. Sums are float32 for 16-bit tensors,
-but lse is float64, because float32 cannot hold both a large score and the log of the number of keys. Kernels
-round lse to float32, which changes a block's weight and its probabilities by a factor of |lse| 2^-24 at most.
+A block is the attention of one range of queries to one range of keys. Sums are float32 for 16-bit tensors.
+lse is float64, because float32 cannot represent the sum of a large score and the log of the number of keys.
+Kernels round lse to float32, which changes a block's weight and probabilities by at most |lse| 2^-24.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ from harness.nn.attention_layer import Part, attention_block, attention_block_ba
 
 Tensor = torch.Tensor
 CountPositions = Callable[[int, int, int, bool], int]
-"""(rank, size, length, balanced) -> the number of positions of the rank."""
+"""(rank, size, length, balanced) -> number of positions of the rank."""
 
 
 def ring_attention(
     query, key, value, is_causal=False, scale=None, group=None, *, balanced=False, length: int | None = None
 ):
-    """Compute softmax(scale * query key^T) value over the whole sequence; each rank passes and returns its part.
+    """Compute softmax(scale * query key^T) value over the entire sequence, of which each rank has a part.
 
     Blocks run `attention`'s kernels in 16 bits on a GPU, otherwise PyTorch's operations. Under
     `torch.autocast` query, key and value are cast to its dtype; sums stay float32.
@@ -44,18 +44,18 @@ def ring_attention(
     Args:
         query: [B, N, s, d], any floating dtype; s is this rank's part of the sequence.
         key, value: [B, M, s, d]; N is a multiple of M.
-        is_causal: Whether a query sees only the keys up to its own position.
+        is_causal: Whether a query attends only to keys up to its position.
         scale: None means 1 / sqrt(d).
         group: A process group, None for the default group; its backend sends the blocks.
-        balanced: Whether each rank holds a range from the front and its mirror image from the end
-            ("zig-zag"); otherwise ranges follow the order of ranks.
-        length: The length of the whole sequence. If None, the ranks exchange their shapes, which costs a
-            round of messages; a loop can pass the length after the first call.
+        balanced: Whether each rank has a range from the front and its mirror image from the end ("zig-zag");
+            otherwise ranges are in the order of ranks.
+        length: The length of the entire sequence. If None, the ranks exchange their shapes, which takes a
+            round of messages.
 
     Raises:
         TypeError, ValueError, NotImplementedError: An argument is invalid. If the ranks exchange their
-            shapes, every rank raises the same error, which names the rank.
-        ValueError: This rank's part has the wrong number of the `length` positions.
+            shapes, all raise the same error, which includes the rank.
+        ValueError: This rank's part has a wrong number of positions.
         RuntimeError: A neighbour died or timed out, or a torch.func transform is active.
         NotImplementedError: A second or forward-mode derivative was requested.
     """
@@ -91,7 +91,7 @@ def resolve_process_group(group) -> Any:
 
 
 def check_parts(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tensor]:
-    """Check this rank's tensors and return them, cast if autocast is on."""
+    """Check this rank's tensors and return them, cast if autocast is enabled."""
     query, key, value = cast_for_autocast((query, key, value))
     check_qkv(query, key, value)
     check_scale(scale)
@@ -119,9 +119,9 @@ def agree_on_length(
     count_positions: CountPositions,
     options: dict[str, Any] | None = None,
 ) -> int:
-    """Return the length of the whole sequence; raise the same error on every rank if the ranks' arguments disagree.
+    """Return the length of the entire sequence; raise the same error on all ranks if their arguments differ.
 
-    `options`, `balanced` and whether gradients are needed must be the same on all ranks.
+    `options`, `balanced` and whether gradients are needed must be equal on all ranks.
     """
     size = dist.get_world_size(group)
     gathered: list[Any] = [None] * size
@@ -147,7 +147,7 @@ def describe_local_tensors(
 
 
 def check_ranks_agree(gathered: list, size: int) -> None:
-    """Raise a ValueError that names the rank if its dtype or an option differs from the majority's."""
+    """Raise ValueError, with the rank, if its dtype or an option differs from the majority's."""
     for name in gathered[0][0]:
         majority = get_most_common([properties[name] for properties, _ in gathered])
         for rank, (properties, _) in enumerate(gathered):
@@ -161,7 +161,7 @@ def check_ranks_agree(gathered: list, size: int) -> None:
 
 
 def infer_length(shapes: list, balanced: bool, count_positions: CountPositions) -> int:
-    """Return the length of the sequence from its parts' shapes; raise ValueError if they are inconsistent."""
+    """Return the sequence's length from its parts' shapes. Raises ValueError if they are inconsistent."""
     size, local_lengths = len(shapes), [query[2] for query, _, _ in shapes]
     length, total = guess_length(local_lengths, balanced, count_positions), sum(local_lengths)
     B, N, M, d = get_most_common([(*query[:2], key[1], query[3]) for query, key, _ in shapes])
@@ -189,7 +189,7 @@ def get_most_common(items: list) -> Any:
 
 
 def guess_length(local_lengths: list[int], balanced: bool, count_positions: CountPositions) -> int:
-    """Return the length for which the fewest ranks have a wrong part: the sum of the parts if all are right."""
+    """Return the length for which the fewest ranks have a wrong part: the total if all are correct."""
     size, total = len(local_lengths), sum(local_lengths)
 
     def count_wrong(length: int) -> int:
@@ -210,7 +210,7 @@ def split_evenly(length, parts):
 
 
 def get_chunks(rank, size, length, balanced):
-    """Return the ranges (start, stop) that a rank holds, in the order of its tensors: one, or two if balanced."""
+    """Return the ranges (start, stop) of a rank, in the order of its tensors: one, or two if balanced."""
     if not balanced:
         return [split_evenly(length, size)[rank]]
     ranges = split_evenly(length, 2 * size)
@@ -233,12 +233,12 @@ def make_accumulator(tensor):
 
 
 def clear_infinities(lse):
-    """Return lse [B, N, s, 1] with 0 for rows that see no key, since -inf - -inf is NaN."""
+    """Return lse [B, N, s, 1] with 0 for fully masked rows, since -inf - -inf is NaN."""
     return lse.masked_fill(lse == -torch.inf, 0)[..., None]
 
 
 def run_block_forward(q, k, v, queries, keys, scale, causal, use_kernels):
-    """Return out [B, N, s, d], 0 in rows that see no key of the block, and lse [B, N, s]."""
+    """Return out [B, N, s, d], 0 in fully masked rows, and lse [B, N, s]."""
     if use_kernels:
         return attention_block(q, k, v, Part(queries[0], keys[0], causal, scale))
     diagonal = queries[0] - keys[0] if causal else None
@@ -247,7 +247,7 @@ def run_block_forward(q, k, v, queries, keys, scale, causal, use_kernels):
 
 
 def run_block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, use_kernels):
-    """Return a block's terms of dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is rowsum(dO * out)."""
+    """Return a block's part of dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is rowsum(dO * out)."""
     if use_kernels:
         part = Part(queries[0], keys[0], causal, scale)
         return attention_block_backward(dO, q, k, v, lse, delta.contiguous(), part)
@@ -257,14 +257,14 @@ def run_block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, us
 
 
 def merge_blocks(out, lse, block_out, block_lse):
-    """Combine the attention to two sets of keys: out [B, N, s, d] and lse [B, N, s]."""
+    """Combine attention to two sets of keys; return out [B, N, s, d] and lse [B, N, s]."""
     block_weight = torch.sigmoid(block_lse[..., None] - clear_infinities(lse))
     block_weight = block_weight.masked_fill(lse[..., None] == -torch.inf, 1)
     return out + block_weight.to(out.dtype) * (block_out - out), torch.logaddexp(lse, block_lse)
 
 
 def iterate_visible_pairs(query_ranges, key_ranges, causal):
-    """Yield each visible pair of a query range and a key range, with their slices of the tensors."""
+    """Yield the pairs of a query range and a key range that are not fully masked, with their slices."""
     for queries, rows in zip(query_ranges, iterate_slices(query_ranges), strict=True):
         for keys, columns in zip(key_ranges, iterate_slices(key_ranges), strict=True):
             if queries[0] < queries[1] and keys[0] < keys[1] and not (causal and keys[0] >= queries[1]):
@@ -282,7 +282,7 @@ def iterate_slices(ranges):
 def exchange(tensors, shapes, group):
     """Start sending tensors to the next rank and receiving tensors of `shapes` from the previous one.
 
-    Returns the receive buffers and the pending works: `finish` them before using buffers or `tensors`.
+    Return the receive buffers and the pending works, for which `wait_for_exchange` must be called first.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
@@ -296,7 +296,7 @@ def exchange(tensors, shapes, group):
 
 
 def wait_for_exchange(works, step, group):
-    """Wait for an exchange; raise a RuntimeError that names rank and step if a neighbour died or timed out."""
+    """Wait for an exchange. Raises RuntimeError, with rank and step, if a neighbour died or timed out."""
     try:
         for work in works:
             work.wait()
@@ -354,7 +354,7 @@ def compute_contributions(dO, q, k, v, lse, delta, query_ranges, key_ranges, sca
 
 
 def run_ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group, use_kernels):
-    """Return this rank's dQ [B, N, s, d], dK and dV [B, M, s, d]; dK and dV are sent along with their keys."""
+    """Return this rank's dQ [B, N, s, d], dK and dV [B, M, s, d]; dK and dV circulate with their keys."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     query_ranges = get_chunks(rank, size, length, balanced)
     delta = (upcast(dO) * upcast(out)).sum(-1)
@@ -375,7 +375,7 @@ def run_ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, gr
         dQ = block_dQ if step == 0 else dQ + block_dQ
         wait_for_exchange(works, step, group)
         dK, dV = block_dKV if step == 0 else (dK + block_dKV[0], dV + block_dKV[1])
-        if step == size - 1:  # the sums are complete: round before sending, to send fewer bytes
+        if step == size - 1:  # the sums are complete; round them to send fewer bytes
             dK, dV = dK.to(k.dtype), dV.to(v.dtype)
         (dK, dV), works = exchange([dK, dV], [shape, shape], group)
         if step == size - 1:
@@ -392,9 +392,9 @@ NO_DOUBLE_BACKWARD = (
 
 
 class NoDoubleBackward(torch.autograd.Function):
-    """Return gradients as functions of their sources, so that a second derivative raises instead of being 0.
+    """Attach gradients to their sources, so that a second derivative raises an error instead of being 0.
 
-    The gradients come in a list: as direct inputs they would be returned as views.
+    The gradients are passed as a list, because direct inputs would be returned as views.
     """
 
     @staticmethod

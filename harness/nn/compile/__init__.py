@@ -1,1 +1,1 @@
-"""The torch.compile backend: `match` and `head` find what `backend` replaces in a Dynamo graph."""
+"""The torch.compile backend: `match` and `head` find the layers that `backend` replaces in a Dynamo graph."""

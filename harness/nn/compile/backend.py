@@ -1,14 +1,13 @@
-"""The torch.compile backend "mojo_workbook": replaces layers by the workbook's operators, then calls Inductor.
+"""The torch.compile backend "mojo_workbook": replaces layers with operators, then calls Inductor.
 
 Use it as `torch.compile(model, backend="mojo_workbook")`; `mode`, `dynamic`, `fullgraph` and Inductor's
-`options` work too. Four options belong to this backend:
+`options` work too. This backend has four more options:
 
-- `report`: True prints what was replaced and what was not; a function is called with the `Report`.
+- `report`: True prints which layers were replaced and which were not; a function is called with the `Report`.
 - `attention`: True replaces `scaled_dot_product_attention` wherever the kernels support it, False never. By
   default it is replaced where gradients are needed and the kernels were measured to be faster.
-- `head`: the same for a Linear followed by cross-entropy. By default it is replaced where the logits are
-large.
-- `tail`: the backend that compiles the rest: "inductor", "aot_eager" (no C++ compiler needed) or "eager".
+- `head`: the same for a Linear followed by cross-entropy. By default it is replaced if the logits are large.
+- `tail`: the backend that compiles the rest: "inductor", "aot_eager" (without a C++ compiler) or "eager".
 """
 
 import functools
@@ -44,17 +43,17 @@ REPORT_VARIABLE = "MOJO_WORKBOOK_REPORT"
 TAIL_BACKENDS = ("inductor", "aot_eager", "eager")
 SDPA = torch.nn.functional.scaled_dot_product_attention
 BACKEND_OPTIONS = ("report", "attention", "head", "tail")
-"""The options of this backend; the others are Inductor's."""
+"""Options of this backend; the others are Inductor's."""
 VECTOR_BYTES = 16
 MIN_UNALIGNED_RATIO = 12
-"""With at least this many outputs per input, unaligned rows are left to Inductor: on an H200 the operator is
-10 % faster at a ratio of 8 and 4 % slower at 16.
+"""Ratio of outputs to inputs from which unaligned rows are left to Inductor: on an H200 the operator is 10 %
+faster at a ratio of 8 and 4 % slower at 16.
 """
 
 
 @dataclass
 class Report:
-    """The layers replaced in one graph, and (name, reason) for each layer not replaced."""
+    """The layers replaced in a graph, and (name, reason) for each layer that was not replaced."""
 
     swaps: list[Swap] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
@@ -67,7 +66,7 @@ class Report:
         return any(vars(self).values())
 
     def format_lines(self) -> list[str]:
-        """Return the report: a line for each Linear after a LayerNorm, attention and head."""
+        """Return a line for each Linear after a LayerNorm, each attention and each head."""
         sections: list[tuple[list[Any], list[tuple[str, str]], str]] = [
             (self.swaps, self.skipped, "Linear layers after a LayerNorm"),
             (self.attentions, self.skipped_attentions, "attentions"),
@@ -94,8 +93,8 @@ def mojo_workbook(
 ) -> Callable[..., Any]:
     """Rewrite a graph from Dynamo and compile it; return a function of its inputs that returns a tuple.
 
-    `mode` and `options` are Inductor's, apart from BACKEND_OPTIONS. torch passes `name`, which is unused.
-    Raises ValueError for an unknown `tail`.
+    `mode` and `options` are Inductor's, apart from BACKEND_OPTIONS; `name` is unused. Raises ValueError for
+    an unknown `tail`.
     """
     patches = dict(options or {})
     own_options = {option: patches.pop(option, None) for option in BACKEND_OPTIONS}
@@ -114,13 +113,13 @@ def mojo_workbook(
     if tail == "aot_eager":
         return compile_rest(gm, example_inputs)
     patches = (torch._inductor.list_mode_options(mode) if mode else {}) | patches
-    # As patches, because the backward pass is compiled later, after a context manager would have exited.
+    # Pass patches, because the backward pass is compiled later, after a context manager would have exited.
     return compile_rest(gm, example_inputs, config_patches=patches)
 
 
 @functools.cache
 def has_compiler() -> bool:
-    """Return whether the C++ compiler that Inductor calls exists; print a note once if it does not."""
+    """Return whether Inductor's C++ compiler exists; print a note once if it does not."""
     exists = shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
     if not exists:
         note = "no C++ compiler for Inductor; the rest of the model runs uncompiled (tail=aot_eager)"
@@ -168,9 +167,9 @@ def swap_all(gm: GraphModule, matches: Matches, swap: Callable[[GraphModule, Any
 
 
 def get_reason_linear_slower(match: Match) -> str:
-    """Return why a Linear is faster on a Hopper GPU without the operator, or "".
+    """Return the reason why a Linear is faster on a Hopper GPU without the operator, or "".
 
-    The kernels copy outputs and gradients whose row size is not a multiple of 16 bytes, such as a head of
+    The kernels copy outputs and gradients with rows that are not multiples of 16 bytes, such as a head of
     50,257 classes; Inductor pads such rows when it writes them.
     """
     out, H, O = value(match.linear), shape(match.x)[-1], shape(match.linear)[-1]
@@ -186,14 +185,14 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def find_attentions(gm: GraphModule, enabled: bool | None) -> list[Node]:
-    """Return the replaceable attention calls: all if `requested`, none if False, by default those on a Hopper GPU."""
+    """Return the attention calls to replace: all if `enabled`, none if False, by default those on Hopper."""
     nodes = [] if enabled is False else [node for node in gm.graph.nodes if node.target is SDPA]
     return [node for node in nodes if enabled or is_hopper(value(node).device)]
 
 
 def get_reason_slower(node: Node) -> str | None:
-    """Return why attention is not replaced by default, or None if the kernels are faster."""
-    # Imported here: a model without attention does not need the kernels' module.
+    """Return the reason why attention is not replaced by default, or None if the kernels are faster."""
+    # Import on demand: a model without attention does not need this module.
     from harness.nn import attention_layer
 
     query, key, values, mask, dropout_p = get_attention_arguments(node)
@@ -210,7 +209,7 @@ def get_attention_arguments(node: Node) -> tuple[Any, ...]:
 
 
 def swap_attention(gm: GraphModule, node: Node) -> str:
-    """Replace PyTorch's attention, return its report line; raise, changing nothing, without a kernel."""
+    """Replace PyTorch's attention; return its line of the report. Raises before any change if unsupported."""
     from harness.nn.attention_layer import attention, explain
 
     args = get_attention_arguments(node)
@@ -228,7 +227,7 @@ def swap_attention(gm: GraphModule, node: Node) -> str:
 
 
 def swap_linear(gm: GraphModule, match: Match) -> Swap:
-    """Replace one Linear by the operator; raise, changing nothing, if it is unsupported or slower."""
+    """Replace one Linear with the operator; raise before any change if it is unsupported or slower."""
     if reason := get_reason_linear_slower(match):
         raise NotImplementedError(reason)
     with NodeInserter(gm, match.linear) as insert:
@@ -241,7 +240,7 @@ def swap_linear(gm: GraphModule, match: Match) -> Swap:
         weight = insert.method("t", match.weight) if match.transposed else match.weight
         tensors = x, match.ln_weight, match.ln_bias, weight, match.linear_bias
         output = insert.function(layers.get_operator(), *tensors, match.eps)
-        # If the graph itself switches autocast on, its effect is not visible here.
+        # The metadata of the output may differ if the graph itself enables autocast.
         output.meta["example_value"] = value(match.linear)
     *rows, O = shape(match.linear)
     dtype = get_dtype_name(value(match.linear).dtype)
@@ -264,7 +263,7 @@ def erase_chain(gm: GraphModule, linear: Node) -> None:
 
 
 def may_precede_linear(node: Node) -> bool:
-    """Return whether a node is a LayerNorm, or may be between one and a Linear."""
+    """Return whether a node is a LayerNorm, or may occur between a LayerNorm and a Linear."""
     if layer_norm(node) is not None:
         return True
     return bool(node.all_input_nodes) and (keeps_rows(node) or slices_rows(node))

@@ -1,4 +1,4 @@
-"""Edit a graph captured by Dynamo: insert nodes with fake tensors, and find layers' names in the model."""
+"""Edit a graph captured by Dynamo: insert nodes with fake tensors, and look up layers' names in the model."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from harness.nn.compile.match import value
 
 
 class NodeInserter:
-    """Inserts nodes with fake tensors before a node; an exception in the `with` block removes them again."""
+    """Inserts nodes with fake tensors before an anchor; an exception in the `with` block removes them."""
 
     def __init__(self, gm: GraphModule, anchor: Node):
         self.gm, self.anchor = gm, anchor
@@ -35,13 +35,13 @@ class NodeInserter:
             raise NotImplementedError(message)
         meta = {k: v for k, v in self.anchor.meta.items() if k != "example_value"}
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
-        # A caller's hooks, such as a checkpoint's, must not see the tensors saved here.
+        # Disable the caller's hooks, such as a checkpoint's, for the tensors saved here.
         with value(self.anchor).fake_mode, saved_tensors_hooks(lambda t: t, lambda t: t):
             node.meta = meta | {"example_value": call(*args, **kwargs)}
         return node
 
     def cast(self, dtype: torch.dtype, *tensors: Node | None) -> list[Node | None]:
-        """Cast tensors to `dtype`: under autocast the operands of a Linear are cast later."""
+        """Cast tensors to `dtype`, because autocast would cast the operands of a Linear only later."""
         return [t if t is None or value(t).dtype == dtype else self.method("to", t, dtype) for t in tensors]
 
     def __enter__(self) -> "NodeInserter":
@@ -54,7 +54,7 @@ class NodeInserter:
 
 
 def layer_name(node: Node) -> str:
-    """Return the name of a node's layer, such as "transformer.h.0.mlp.c_fc", or else the node's own."""
+    """Return the name of a node's layer, such as "transformer.h.0.mlp.c_fc", or the node's name."""
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return node.name
@@ -63,7 +63,7 @@ def layer_name(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Swap:
-    """A replaced Linear, alone or `with_loss`: its name in the model, sizes and dtype."""
+    """A replaced Linear, possibly `with_loss`: its name in the model, sizes and dtype."""
 
     name: str
     rows: tuple[Any, ...]

@@ -1,7 +1,7 @@
 """Replace a Linear and the cross-entropy of its logits by `linear_cross_entropy`.
 
-Between the two, the logits may be sliced by rows, reshaped to rows and cast to float32, as in
-`logits.float().view(-1, V)`. A head is not replaced if another node reads its logits or the graph returns them.
+Between the two, rows of the logits may be sliced, and the logits reshaped to rows and cast to float32, as in
+`logits.float().view(-1, V)`. A head is not replaced if another node or the graph's output uses its logits.
 """
 
 import functools
@@ -34,28 +34,21 @@ from harness.nn.compile.match import (
 )
 from harness.nn.compile.purity import call_name
 
-LOSS_ARGUMENTS = (
-    "input",
-    "target",
-    "weight",
-    "size_average",
-    "ignore_index",
-    "reduce",
-    "reduction",
-    "label_smoothing",
+LOSS_ARGS = tuple(
+    ["input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"]
 )
-"""The arguments of `F.cross_entropy`."""
+"""Arguments of `F.cross_entropy`."""
 CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
 MIN_LOGITS_BYTES = 2**25
-"""Bytes of logits in float32 below which a head is not replaced, unless requested."""
+"""Size of the logits in float32 from which a head is replaced by default."""
 
 
 @dataclass(frozen=True)
 class HeadMatch:
     """A Linear and the cross-entropy of its logits.
 
-    `path` is all nodes from the loss to the Linear, both included. `args` holds the arguments of both by
-    name: `x`, `matrix` and `bias` of the Linear, and the arguments of the loss. `slices` is the row indices,
+    `path` has all nodes from the loss back to the Linear, inclusive. `args` has the arguments of both by
+    name: `x`, `matrix` and `bias` of the Linear, and the arguments of the loss. `slices` are the row indices,
     in order.
     """
 
@@ -67,7 +60,7 @@ class HeadMatch:
 
 
 def find_heads(gm: GraphModule, enabled: bool | None) -> Matches:
-    """Return a graph's heads: all if `requested`, none if False, by default those with large logits."""
+    """Return the heads to replace: all if `enabled`, none if False, by default those with large logits."""
     losses = () if enabled is False else (F.cross_entropy,)
     return match_calls(gm, losses, functools.partial(match_head, enabled=bool(enabled)))
 
@@ -75,8 +68,8 @@ def find_heads(gm: GraphModule, enabled: bool | None) -> Matches:
 def match_head(
     loss: Node, nodes: list[Node], order: dict[Node, int], enabled: bool
 ) -> HeadMatch | Skipped | None:
-    """Return a match, a Skipped with the reason, or None if no Linear feeds this loss."""
-    args = bound(loss, LOSS_ARGUMENTS)
+    """Return a match, a Skipped with the reason, or None if the loss's input is not a Linear."""
+    args = bound(loss, LOSS_ARGS)
     path, reason = walk_back(loss, args["input"])
     linear = path[-1]
     if linear.target not in PRODUCTS:
@@ -93,7 +86,7 @@ def match_head(
 
 
 def walk_back(loss: Node, node: Any) -> tuple[tuple[Node, ...], str]:
-    """Return the nodes from a loss back to a Linear, and why the path cannot be replaced, or ""."""
+    """Return the nodes from a loss back to a Linear, and the reason why they cannot be replaced, or ""."""
     path, reason, reshaped_before = [loss], "", False
     for _ in range(2 * SEARCH_DEPTH):
         if not isinstance(node, Node) or not node.all_input_nodes:
@@ -123,7 +116,7 @@ def is_cast(node: Node) -> bool:
 
 
 def find_other_reader(path: tuple[Node, ...]) -> str:
-    """Return another reader of the logits, or ""."""
+    """Return a sentence about another reader of the logits, or ""."""
     for reader, node in pairwise(path):
         others = [user for user in node.users if user is not reader]
         if any(user.op == "output" for user in others):
@@ -134,7 +127,7 @@ def find_other_reader(path: tuple[Node, ...]) -> str:
 
 
 def explain_unsupported(match: HeadMatch) -> str:
-    """Return why `linear_cross_entropy` does not support a match, or ""."""
+    """Return the reason why `linear_cross_entropy` does not support a match, or ""."""
     args, out = match.args, value(match.linear)
     if not all(isinstance(args[name], Node) for name in ("x", "matrix", "target")):
         return "an input is not a tensor of the graph"
@@ -155,8 +148,8 @@ def explain_unsupported(match: HeadMatch) -> str:
 
 
 def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
-    """Replace a head and its loss; raise without a change if `linear_cross_entropy` refuses them."""
-    # Imported here: a model without a head does not need the kernels' module.
+    """Replace a head and its loss; raise before any change if `linear_cross_entropy` rejects them."""
+    # Import on demand: a model without a head does not need this module.
     from harness.nn.cross_entropy import linear_cross_entropy
 
     args, dtype, loss_dtype = match.args, value(match.linear).dtype, value(match.loss).dtype

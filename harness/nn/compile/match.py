@@ -1,8 +1,8 @@
-"""Find LayerNorm -> Linear in a graph that Dynamo has captured.
+"""Find LayerNorm -> Linear in a graph captured by Dynamo.
 
-A backend receives PyTorch's own functions, before autograd: `F.layer_norm`, `F.linear`, `torch.addmm`
-(GPT-2's Conv1D), methods such as `view`. So a replacement applies to the backward pass too.
-`meta["example_value"]` of a node is a fake tensor, with its shape, dtype and device.
+A backend receives calls of PyTorch's functions before autograd: `F.layer_norm`, `F.linear`, `torch.addmm`
+(GPT-2's Conv1D), methods such as `view`. So a replacement also applies to the backward pass.
+`meta["example_value"]` of a node is a fake tensor with its shape, dtype and device.
 """
 
 import operator
@@ -38,12 +38,12 @@ ARGUMENT_ALIASES: dict[Any, dict[str, str]] = {
     **{op: {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"} for op in ADDMM},
     **{op: {"self": "input", "other": "weight", "mat2": "weight"} for op in MATMUL},
 }
-"""PyTorch's argument names that differ from the tables above, by matmul."""
+"""Matmul -> names of its arguments in PyTorch that differ from the tables above."""
 PRODUCTS = LINEAR | TRANSPOSED
 RESHAPES = ("view", "reshape", torch.reshape, aten.view.default, aten.reshape.default)
 DEVICES = ("cpu", "cuda")
 DEFAULT_EPS = 1e-5
-SEARCH_DEPTH = 4  # nodes between LayerNorm and Linear to inspect for a reason
+SEARCH_DEPTH = 4  # maximum number of nodes inspected between LayerNorm and Linear
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Match:
         x: The input of LayerNorm.
         weight: Node of the linear weight: [O, H], or [H, O] if `transposed`.
         eps: A number, or a node if it is symbolic.
-        between: The reshapes and slices between the two, in order. They keep the last axis, so they commute
-            with LayerNorm.
+        between: The reshapes and slices between the two, in order. They preserve the last axis, so they
+            commute with LayerNorm.
     """
 
     ln: Node
@@ -87,7 +87,7 @@ class Matches:
 
 
 def find_matches(gm: GraphModule) -> Matches:
-    """Return every LayerNorm -> Linear of a graph, and those that cannot be replaced, with the reason."""
+    """Return all LayerNorm -> Linear pairs of a graph, and those that cannot be replaced, with the reason."""
     return match_calls(gm, PRODUCTS, match_linear)
 
 
@@ -125,7 +125,7 @@ def match_linear(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Mat
 
 
 def find_mutation(between: list[Node]) -> str:
-    """Return why a call cannot be moved across these nodes, or ""."""
+    """Return the reason why a call cannot be moved across these nodes, or ""."""
     node = next((n for n in between if mutates(n)), None)
     if node is None:
         return ""
@@ -141,7 +141,7 @@ def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def layer_norm(node: Any) -> Node | None:
-    """Return the LayerNorm that computes a value: the node, or the native_layer_norm that it indexes."""
+    """Return the LayerNorm of a value: the node, the native_layer_norm that it indexes, or None."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
     if node.target is operator.getitem and node.args[1] == 0:
@@ -153,7 +153,7 @@ def layer_norm(node: Any) -> Node | None:
 
 
 def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
-    """Return the reshapes and slices before a Linear, the node before them, and the obstacle, or ""."""
+    """Return the reshapes and slices before a Linear, the node before them, and a reason to skip it or ""."""
     between: list[Node] = []
     reason = ""
     for _ in range(SEARCH_DEPTH):
@@ -171,7 +171,7 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
 
 
 def keeps_rows(node: Node) -> bool:
-    """Return whether a node is a no-op or a reshape that keeps the last axis."""
+    """Return whether a node is a no-op or a reshape that preserves the last axis."""
     if is_no_op(node):
         return True
     reshapes = node.op in ("call_method", "call_function") and node.target in RESHAPES
@@ -179,7 +179,7 @@ def keeps_rows(node: Node) -> bool:
 
 
 def slices_rows(node: Node) -> bool:
-    """Return whether a node is an index that selects whole rows, such as `hidden[:, -1:]`."""
+    """Return whether a node is an index that selects entire rows, such as `hidden[:, -1:]`."""
     if node.op != "call_function" or node.target is not operator.getitem:
         return False
     rank = len(shape(node.all_input_nodes[0]))
@@ -193,7 +193,7 @@ def slices_rows(node: Node) -> bool:
 
 
 def is_no_op(node: Node) -> bool:
-    """Return whether a node does nothing: `contiguous`, or a dropout that is off."""
+    """Return whether a node has no effect: `contiguous`, or a disabled dropout."""
     if node.op == "call_method" and node.target == "contiguous" and not node.kwargs and len(node.args) == 1:
         return True
     if node.target is not F.dropout:
@@ -238,7 +238,7 @@ def shape(node: Node) -> tuple[Any, ...]:
 
 
 def graph_modules(gm: GraphModule) -> Iterator[GraphModule]:
-    """Yield a graph and the graphs that it calls: bodies of checkpointed regions and of `torch.cond`."""
+    """Yield a graph and the graphs that it calls, such as checkpointed regions and `torch.cond` branches."""
     for module in gm.modules():
         if isinstance(module, GraphModule):
             yield module

@@ -1,7 +1,4 @@
-"""Decide which nodes of a graph may write to a tensor; unknown calls count as writers.
-
-No call is moved across a writer.
-"""
+"""Decide which nodes of a graph may write to a tensor, as unknown calls may. No call is moved across them."""
 
 import functools
 import inspect
@@ -17,7 +14,7 @@ MODE_SWITCHES = (
     "_set_grad_enabled",
     *(f"_{act}_{mode}" for act in ("enter", "exit") for mode in ("autocast", "inference_mode")),
 )
-"""The calls that Dynamo records for `torch.no_grad()` and similar modes."""
+"""Functions that Dynamo records for `torch.no_grad()` and similar modes."""
 IN_PLACE = {operator.setitem, operator.delitem} | {
     getattr(operator, name)
     for name in dir(operator)
@@ -27,15 +24,15 @@ PURE_METHODS = frozenset([
     "bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short", "type",
     "unique", "ndimension", "nelement", "new_tensor",
 ])  # fmt: skip
-"""Tensor methods that write nothing and have no operator of the same name."""
+"""Tensor methods that do not write and have no operator of the same name."""
 PURE_BUILTINS = frozenset(
     ["abs", "bool", "divmod", "float", "getattr", "int", "len", "max", "min", "pow", "round", "slice"]
 )
 C_MODULES = ("torch", "torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
-"""Modules of C functions, each named as its operator."""
+"""Modules of C functions, whose names are those of their operators."""
 PYTHON_MODULES = ("torch.functional", "torch.nn.functional")
 STATEFUL_OPERATORS = ("batch_norm", "instance_norm")
-"""Operators that write running statistics, which their schemas do not declare."""
+"""Operators that write running statistics, although their schemas do not declare it."""
 
 
 def call_name(node: Node) -> str:
@@ -47,14 +44,14 @@ def switches_mode(node: Node) -> bool:
 
 
 def mutates(node: Node) -> bool:
-    """Return whether a node may change a tensor in place, or switches a mode."""
+    """Return whether a node may change a tensor in place, or switch a mode."""
     if node.op in ("call_function", "call_method"):
         return node.kwargs.get("out") is not None or not is_pure(node)
     return node.op == "call_module"
 
 
 def is_pure(node: Node) -> bool:
-    """Return whether a call without `out` is known to write to no tensor."""
+    """Return whether a call without `out` is known not to write to a tensor."""
     target, name = node.target, call_name(node)
     if any(part in name for part in STATEFUL_OPERATORS):
         return False
@@ -84,7 +81,7 @@ def is_pure_operator(packet: Any) -> bool:
 
 
 def may_write_argument(node: Node) -> bool:
-    """Return whether `inplace` is set, or `max_norm`, which rescales an embedding's rows."""
+    """Return whether `inplace` is set, or `max_norm`, which rescales rows of an embedding in place."""
     assert callable(node.target)
     arguments = inspect.signature(node.target).bind_partial(*node.args, **node.kwargs).arguments
     return arguments.get("inplace", False) is not False or arguments.get("max_norm") is not None

@@ -1,7 +1,7 @@
 """Build and load the layers' operators (C++) and the kernels that they call (Mojo).
 
-A layer calls `load(layer, device_type)` before `torch.ops.mojo_workbook.LAYER`. The operator is `host/LAYER.cpp`.
-Its kernels, `kernels/LAYER/library.mojo`, are built in parts; the operator opens each part with `open_part`.
+A layer calls `load(layer, device_type)` before its operator, `host/LAYER.cpp`. The operator's kernels,
+`kernels/LAYER/library.mojo`, are built in parts, which it opens with `open_part`.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ PARTS = {
     "attention": ("plan", *(dtype + feature for dtype in DTYPES[:2] for feature in FEATURES)),
     "cross_entropy": DTYPES,
 }
-"""Layer -> the separately built parts of its kernels: a dtype, or a feature of a dtype."""
+"""Layer -> the separately built parts of its kernels: a dtype, or a dtype and a feature."""
 BUILD_SECONDS = {"layernorm_linear": 75, "attention": 45, "attention/plan": 12, "cross_entropy": 15}
-"""Estimated build time of a part on one core, in seconds; a measured time replaces it."""
+"""Layer or part -> estimated build time in seconds on one core, used until it has been measured."""
 OPERATORS = {"attention": "attention_formula", "cross_entropy": "cross_entropy"}
-"""Layer -> the module that implements in Python the operators that the C++ code only declares."""
+"""Layer -> module with the Python implementations of operators that the C++ code only declares."""
 DEVICE = "cuda"
-"""The device type of the operators' tensors."""
+"""Device type of the operators' tensors."""
 DEFINES: tuple[str, ...] = ()
 """Macros for the C++ files; tests use them to build for another device."""
 HOST_FOLDER = Path(__file__).resolve().parent
@@ -45,7 +45,7 @@ _load_lock = threading.Lock()
 
 
 def get_operator_library(layer: str, torch_home: Path | None = None) -> libraries.Library:
-    """Return the library of a layer's operator, for the installed PyTorch or the one in `home`."""
+    """Return the library of a layer's operator, for the PyTorch in `torch_home` or the installed one."""
     files = [HOST_FOLDER / f"{layer}.cpp", HOST_FOLDER / "host.h"]
     return libraries.make_torch_library(layer, files, *DEFINES, torch_home=torch_home)
 
@@ -57,9 +57,8 @@ def get_kernel_library(layer: str, part: str, architecture: str) -> libraries.Li
     files = [main_file, *others]
     seconds = BUILD_SECONDS.get(f"{layer}/{part}", BUILD_SECONDS[layer])
     defines = {"PART": part, "LIBRARY": f"workbook_{layer}_{part}"}
-    return libraries.make_mojo_library(
-        f"{layer}_{part}", files, KERNELS_FOLDER, architecture, seconds, **defines
-    )
+    name = f"{layer}_{part}"
+    return libraries.make_mojo_library(name, files, KERNELS_FOLDER, architecture, seconds, **defines)
 
 
 def list_layers() -> list[str]:
@@ -69,7 +68,7 @@ def list_layers() -> list[str]:
 def select_libraries(
     names: Sequence[str], architectures: Sequence[str], torch_homes: Sequence[Path | None]
 ) -> list[libraries.Library]:
-    """Return the libraries of the named layers or parts ("attention/bfloat16"), by default all.
+    """Return the libraries of the named layers or parts ("attention/bfloat16"), or of all layers.
 
     Raises UsageError for an unknown name.
     """
@@ -94,8 +93,8 @@ def select_libraries(
 def load(layer: str, device_type: str = "cuda") -> bool:
     """Build and load a layer's operator on the first call; return whether it exists for the device type.
 
-    Without an operator the layer calls PyTorch's own operations; on a GPU one warning says why. A machine
-    without a GPU builds nothing, even for fake CUDA tensors.
+    Without an operator the layer calls PyTorch's own operations; on a GPU a warning gives the reason once.
+    Without a GPU nothing is built, even for fake CUDA tensors.
     """
     if device_type != DEVICE:
         return False
@@ -106,7 +105,7 @@ def load(layer: str, device_type: str = "cuda") -> bool:
     return _loaded[layer]
 
 
-# As torch.compiler.assume_constant_result does; calling it would import torch._dynamo.
+# The effect of torch.compiler.assume_constant_result, which would import torch._dynamo.
 load.__dict__["_dynamo_marked_constant"] = True
 
 
@@ -125,7 +124,7 @@ def _load(layer: str) -> bool:
     library.workbook_set_open(open_part)
     operators = import_module(f"harness.nn.{OPERATORS[layer]}").OPERATORS if layer in OPERATORS else {}
     for name, function in operators.items():
-        # With the second key, vmap runs the function without a loop.
+        # The second key makes vmap run the function without a loop.
         for key in ("CompositeImplicitAutograd", "FuncTorchBatchedDecomposition"):
             torch.library.impl(f"mojo_workbook::{name}", key, function)
     return True
@@ -133,9 +132,9 @@ def _load(layer: str) -> bool:
 
 @OpenCallback
 def open_part(layer: bytes, part: bytes, device_index: int, dl_handle) -> int:
-    """Open a part of a layer's kernels for a GPU, building it if necessary; return its handle, or warn and return -1.
+    """Open a part of a layer's kernels for a GPU, built if necessary; return its handle, or warn and return -1.
 
-    The C++ calls this once per part and GPU, from any thread, and receives the library's handle in `dl_handle`.
+    The C++ code calls this once for each part and GPU, from any thread; it receives the library in `dl_handle`.
     """
     try:
         library = load_part(layer.decode(), part.decode(), device_index)
@@ -158,7 +157,7 @@ def load_part(layer: str, part: str, device_index: int) -> ctypes.CDLL:
 
 
 def explain_missing_kernels(layer: str, part: str, device: torch.device) -> str:
-    """Return the reason why a layer's kernels do not run on a device, "" if they do. May build them."""
+    """Return the reason why a layer's kernels do not run on a device, or "". This may build them."""
     if device.type != DEVICE:
         return f"there are no kernels for {device.type}"
     if not load(layer, device.type):

@@ -38,7 +38,9 @@ def find_libc(maps: str) -> Path:
     for line in maps.splitlines():
         if line.endswith("/libc.so.6"):
             return Path(line.split(maxsplit=5)[5])
-    raise FileNotFoundError("libc.so.6 not found: the linker without a C compiler supports only Linux with glibc")
+    raise FileNotFoundError(
+        "libc.so.6 not found: the linker without a C compiler supports only Linux with glibc"
+    )
 
 
 def translate_arguments(arguments: list[str], libc: Path) -> list[str]:

@@ -289,10 +289,10 @@ def test_end_to_end_on_the_cpu(command_line, cpu_graphs, tmp_path):
     assert list(rows[0]) == FIELDS
     timed = [row for row in rows if row["column"] in ("loop", "waited")]
     names = ("bare GEMMs", "fast", "eager", "compile")
-    waited_only = ("fused through MAX", "unfused through MAX")
+    synchronized_only = ("fused through MAX", "unfused through MAX")
     assert {(row["candidate"], row["pass"], row["column"]) for row in timed} == {
         (name, direction, column)
-        for column, column_candidates in (("loop", names), ("waited", names + waited_only))
+        for column, column_candidates in (("loop", names), ("waited", names + synchronized_only))
         for name in column_candidates
         for direction in ("forward", "backward", "both")
     }

@@ -121,11 +121,11 @@ def fake_gpu(monkeypatch):
 def move_to_cpu(function):
     """Wrap a function: replace each FakeDevice argument by the CPU."""
 
-    def call(*arguments, **named):
+    def call(*arguments, **candidates_by_name):
         arguments = [torch.device("cpu") if isinstance(a, FakeDevice) else a for a in arguments]
-        if isinstance(named.get("device"), FakeDevice):
-            named["device"] = torch.device("cpu")
-        return function(*arguments, **named)
+        if isinstance(candidates_by_name.get("device"), FakeDevice):
+            candidates_by_name["device"] = torch.device("cpu")
+        return function(*arguments, **candidates_by_name)
 
     return call
 
@@ -166,9 +166,9 @@ def test_all_gpu_columns_are_measured(fake_gpu, monkeypatch):
             assert graph["driver"] == "1.2" and "60-80 ms idle" in str(graph["protocol"])
             assert float(cells[name, direction, "cold"]["median_us"]) > 0
             assert float(graph["ratio_to_floor"]) == pytest.approx(1)
-        uncaptured = cells["mine", direction, "graph"]
-        assert uncaptured["note"] == "cannot be captured: RuntimeError: cannot be captured in a CUDA graph"
-        assert uncaptured["median_us"] == ""
+        not_captured = cells["mine", direction, "graph"]
+        assert not_captured["note"] == "cannot be captured: RuntimeError: cannot be captured in a CUDA graph"
+        assert not_captured["median_us"] == ""
         assert float(cells["mine", direction, "loop"]["median_us"]) == pytest.approx(50.0)
         assert cells["mine", direction, "loop"]["note"] == "a detour"
     assert gradients == {"inference": False, "forward": True, "backward": True, "both": True}

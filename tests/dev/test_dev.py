@@ -137,11 +137,11 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
 )  # fmt: skip
 def test_missing_and_unexpected_files_are_reported(damaged_copy, puzzle, damage, message):
     damage(damaged_copy)
-    faults = [*check.find_errors(damaged_copy, puzzle), *check.find_unknown_folders(damaged_copy, ["p22"])]
+    errors = [*check.find_errors(damaged_copy, puzzle), *check.find_unknown_folders(damaged_copy, ["p22"])]
     assert any(
-        fault.startswith(message) or (message in fault and message.startswith("BLANK")) for fault in faults
-    ), faults
-    assert not any(str(damaged_copy) in fault for fault in faults)
+        error.startswith(message) or (message in error and message.startswith("BLANK")) for error in errors
+    ), errors
+    assert not any(str(damaged_copy) in error for error in errors)
 
 
 def test_blank_and_gate_names_must_match(damaged_copy, puzzle):
@@ -149,9 +149,9 @@ def test_blank_and_gate_names_must_match(damaged_copy, puzzle):
     path.write_text(
         path.read_text().replace("BLANK-START dx:", "BLANK-START xd:").replace("BLANK-END dx", "BLANK-END xd")
     )
-    faults = list(check.find_errors(damaged_copy, puzzle))
-    assert f"solutions/p22/{SOURCE} has no blank dx" in faults
-    assert f"solutions/p22/{SOURCE}: blank xd is not a gate of the rung" in faults
+    errors = list(check.find_errors(damaged_copy, puzzle))
+    assert f"solutions/p22/{SOURCE} has no blank dx" in errors
+    assert f"solutions/p22/{SOURCE}: blank xd is not a gate of the rung" in errors
 
 
 def test_check_exits_with_1_on_a_fault(damaged_copy, command_line, monkeypatch):
@@ -177,13 +177,17 @@ def test_new_puzzle_has_all_files(checkout_with_new_puzzle):
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_new_puzzle_is_listed_with_hints_and_unsolved(checkout_with_new_puzzle):
-    listed = run_command(checkout_with_new_puzzle, "list", "p77").stdout
-    assert "p77  A placeholder: square, forward and backward" in listed and "· dsquare" in listed
+    list_output = run_command(checkout_with_new_puzzle, "list", "p77").stdout
+    assert "p77  A placeholder: square, forward and backward" in list_output and "· dsquare" in list_output
     assert "dx = 2 * x * dy" in run_command(checkout_with_new_puzzle, "hint", "p77", "dsquare-2").stdout
-    verified = run_command(checkout_with_new_puzzle, "verify", "p77")
-    assert verified.returncode == 3, verified.stdout + verified.stderr
-    right = run_command(checkout_with_new_puzzle, "p77", "--backward", "--solution", "--device", "virtual")
-    assert right.returncode == 0 and "ALL CORRECT" in right.stdout, right.stdout + right.stderr
+    verify_run = run_command(checkout_with_new_puzzle, "verify", "p77")
+    assert verify_run.returncode == 3, verify_run.stdout + verify_run.stderr
+    solution_run = run_command(
+        checkout_with_new_puzzle, "p77", "--backward", "--solution", "--device", "virtual"
+    )
+    assert solution_run.returncode == 0 and "ALL CORRECT" in solution_run.stdout, (
+        solution_run.stdout + solution_run.stderr
+    )
 
 
 def test_new_puzzle_tests_pass(checkout_with_new_puzzle):

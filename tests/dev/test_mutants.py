@@ -112,11 +112,11 @@ LINE = "return 3 * input**2 * grad_output"
 SURVIVOR = f'[["numpy.dcube"]]\nwas = "{LINE}"\nnow = "NOW"\nwhy = "a reason"\n'
 
 
-def format_counts(total: int, *, rejected: int, explained=0, survived=0, unjudged=0, share: float) -> str:
+def format_counts(total: int, *, rejected: int, explained=0, survivors=0, unchecked=0, share: float) -> str:
     """Return the command's expected last line."""
     return (
-        f"p91 numpy: {total} mutants: {rejected} rejected, {explained} explained, {survived} survived, "
-        f"{unjudged} could not be checked; {share} % of those checked rejected\n"
+        f"p91 numpy: {total} mutants: {rejected} rejected, {explained} explained, {survivors} survived, "
+        f"{unchecked} could not be checked; {share} % of those checked rejected\n"
     )
 
 
@@ -144,11 +144,13 @@ def solve(in_checkout: Path, body: str) -> None:
 
 def test_survivor_is_listed_until_explained(in_checkout):
     solve(in_checkout, "factor = max(3, 0)\nreturn factor * input**2 * grad_output")
-    listed = "solutions/p91/in_numpy.py:7: dcube passes with `factor = max(3, 1)` for `factor = max(3, 0)`\n"
+    survivor_line = (
+        "solutions/p91/in_numpy.py:7: dcube passes with `factor = max(3, 1)` for `factor = max(3, 0)`\n"
+    )
     code, out, _ = run_mutants("p91", "--rung", "numpy")
-    assert (code, out) == (1, listed + format_counts(7, rejected=6, survived=1, share=85.7))
-    known = SURVIVOR.replace(LINE, "factor = max(3, 0)").replace("NOW", "factor = max(3, 1)")
-    (in_checkout / "solutions/p91/survivors.toml").write_text(known)
+    assert (code, out) == (1, survivor_line + format_counts(7, rejected=6, survivors=1, share=85.7))
+    explanation = SURVIVOR.replace(LINE, "factor = max(3, 0)").replace("NOW", "factor = max(3, 1)")
+    (in_checkout / "solutions/p91/survivors.toml").write_text(explanation)
     code, out, _ = run_mutants("p91", "--rung", "numpy")
     assert (code, out) == (0, format_counts(7, rejected=6, explained=1, share=85.7))
 
@@ -157,7 +159,7 @@ def test_unchecked_mutant_is_not_counted_as_rejected(in_checkout):
     path = in_checkout / "solutions/p91/in_numpy.py"
     path.write_text(IMPORT_TIME_BLANK)
     code, out, _ = run_mutants("p91", "--rung", "numpy")
-    assert (code, out) == (0, format_counts(3, rejected=1, unjudged=2, share=100.0))
+    assert (code, out) == (0, format_counts(3, rejected=1, unchecked=2, share=100.0))
 
 
 def test_exiting_and_hanging_mutants_are_rejected(in_checkout, monkeypatch):
@@ -199,11 +201,11 @@ def test_unused_explanation_is_reported(in_checkout):
 
 
 def test_sample_is_seeded(in_checkout):
-    drawn = {}
+    samples = {}
     for seed in range(3):
         (exercise,) = mutation.list_exercises(find_puzzle("p91"), ["numpy"])
-        drawn[seed] = [sample.new for sample in mutation.sample_mutants(exercise, seed=seed, max_mutants=2)]
-    assert all(len(sample) == 2 for sample in drawn.values()) and len({*map(tuple, drawn.values())}) > 1
+        samples[seed] = [sample.new for sample in mutation.sample_mutants(exercise, seed=seed, max_mutants=2)]
+    assert all(len(sample) == 2 for sample in samples.values()) and len({*map(tuple, samples.values())}) > 1
     assert mutation.sample_mutants(exercise, seed=0, max_mutants=9) == mutants.list_mutants(exercise)
     code, out, _ = run_mutants("p91", "--rung", "numpy", "--most", "2", "--seed", "1")
     assert (code, out) == (0, format_counts(2, rejected=2, share=100.0))
@@ -230,9 +232,9 @@ def test_broken_kernel_in_a_batch_has_no_result(in_checkout):
     (exercise,) = mutation.list_exercises(find_puzzle("p90"))
     text = exercise.solution.read_text()
     old = "var value = x[from_row, c].cast[accum]()"
-    lines = [f"{old} {more}" for more in ("+ 1", "+ nothing", "* 1")]
-    some = [mutants.Mutant("square", 41, old, new, text.replace(old, new)) for new in lines]
-    results = mutation.check_mutants(exercise, some)
+    lines = [f"{old} {suffix}" for suffix in ("+ 1", "+ nothing", "* 1")]
+    batch = [mutants.Mutant("square", 41, old, new, text.replace(old, new)) for new in lines]
+    results = mutation.check_mutants(exercise, batch)
     assert [(mutant.new, passes) for mutant, passes in results] == list(
         zip(lines, (False, None, True), strict=True)
     )
@@ -245,22 +247,22 @@ RUNGS = {
     "p24": ("numpy", "torch"), "p25": ("numpy",), "p26": ("printer", "fold", "match", "swap"), "p27": ("numpy", "tape"),
 }  # fmt: skip
 """Rungs with mutants that are checked within seconds."""
-FEW = ("p22-derive", "p22-numpy", "p23-numpy", "p24-numpy", "p24-torch")
-SAMPLED = ("p21-catch", "p26-fold", "p26-match", "p26-swap", "p27-numpy", "p27-tape")
+FULLY_CHECKED = ("p22-derive", "p22-numpy", "p23-numpy", "p24-numpy", "p24-torch")
+CHECKED_BY_SAMPLE = ("p21-catch", "p26-fold", "p26-match", "p26-swap", "p27-numpy", "p27-tape")
 """Rungs with at least a hundred mutants: only a sample is checked."""
-SAMPLES = [f"{puzzle}-{rung}" for puzzle, rungs in RUNGS.items() for rung in rungs]
+ALL_RUNGS = [f"{puzzle}-{rung}" for puzzle, rungs in RUNGS.items() for rung in rungs]
 
 
-def assert_survivors_explained(name, seed, most):
-    """Assert that every mutant of a rung, or a sample of `most`, is rejected or explained."""
+def assert_survivors_explained(name, seed, max_mutants):
+    """Assert that every mutant of a rung, or a sample of `max_mutants`, is rejected or explained."""
     puzzle, _, rung = name.partition("-")
     (exercise,) = mutation.list_exercises(find_puzzle(puzzle), [rung])
-    tally = mutation.run(exercise, seed=seed, max_mutants=most)
-    survived = [(mutant.line, mutant.new) for mutant in tally.survivors]
-    assert tally.rejected and not survived, (name, survived)
+    summary = mutation.run(exercise, seed=seed, max_mutants=max_mutants)
+    survivors = [(mutant.line, mutant.new) for mutant in summary.survivors]
+    assert summary.rejected and not survivors, (name, survivors)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", FULLY_CHECKED)
 def test_survivors_are_explained(name):
     assert_survivors_explained(name, 0, 8)
 
@@ -269,8 +271,10 @@ def test_survivors_are_explained(name):
 @pytest.mark.compiles
 @pytest.mark.timeout(1200)
 def test_survivors_of_another_seed_are_explained():
-    for name in (*SAMPLES, "p19-mojo", "p23-mojo"):
-        assert_survivors_explained(name, 1, 8 if name in (*SAMPLED, "p19-mojo", "p23-mojo") else None)
+    for name in (*ALL_RUNGS, "p19-mojo", "p23-mojo"):
+        assert_survivors_explained(
+            name, 1, 8 if name in (*CHECKED_BY_SAMPLE, "p19-mojo", "p23-mojo") else None
+        )
 
 
 @pytest.mark.parametrize("name", list_puzzle_names())

@@ -49,41 +49,41 @@ def get_single_error_line(result: CommandResult) -> str:
     return result.err
 
 
-def damage(path: Path, how: str) -> None:
+def damage(path: Path, kind: str) -> None:
     """Damage a file in a realistic way."""
     text = path.read_text()
-    if how == "one marker deleted":
+    if kind == "one marker deleted":
         path.write_text(text.replace("# BLANK-END dx\n", ""))
-    elif how == "both markers deleted":
+    elif kind == "both markers deleted":
         path.write_text(re.sub(r".*BLANK-(START|END) dx\b.*\n", "", text))
-    elif how == "every marker deleted":
+    elif kind == "every marker deleted":
         path.write_text(re.sub(r".*BLANK-(START|END).*\n", "", text))
-    elif how == "duplicated":
+    elif kind == "duplicated":
         path.write_text(text + text)
-    elif how == "half-written":
+    elif kind == "half-written":
         path.write_text(text[: text.index("# BLANK-START dx") + 40])
-    elif how == "empty":
+    elif kind == "empty":
         path.write_text("")
-    elif how == "not text":
+    elif kind == "not text":
         path.write_bytes(b"\xff\xfe\x00" * 9)
-    elif how == "folder":
+    elif kind == "folder":
         path.rename(path.with_suffix(".mine"))
         path.mkdir()
         (path / "notes").write_text("mine")
-    elif how == "byte order mark":
+    elif kind == "byte order mark":
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    elif how == "NUL":
+    elif kind == "NUL":
         path.write_bytes(path.read_bytes().replace(b"# FILL IN", b"\0", 1))
-    elif how == "huge":
+    elif kind == "huge":
         with path.open("ab") as file:
             file.truncate(2**40)
     else:
         path.unlink()
-        if how == "link to nowhere":
+        if kind == "link to nowhere":
             path.symlink_to("nowhere")
-        elif how == "link to itself":
+        elif kind == "link to itself":
             path.symlink_to(path.name)
-        elif how == "pipe":
+        elif kind == "pipe":
             os.mkfifo(path)
-        elif how == "device":
+        elif kind == "device":
             path.symlink_to("/dev/zero")

@@ -16,7 +16,7 @@ from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.toolchain import roots
 
 FILES = [Exercise(puzzle, rung) for puzzle in map(find_puzzle, list_puzzle_names()) for rung in puzzle.rungs]
-NEAR = 0.8
+MIN_SIMILARITY = 0.8
 ALLOWED_LINES = {("p20", "mojo"): "var x_hat = (x[c].cast[accum]() - row_mean) * row_rstd"}
 """Provided lines that also occur in a blank but are not its answer."""
 MIN_LONG_OPERATORS = 3
@@ -41,12 +41,13 @@ def is_computation(line: str) -> bool:
 
 def find_equal_lines(answer: str, lines: Sequence[str]) -> list[str]:
     """Return the lines that equal an answer."""
-    least = NEAR if count_operators(answer) >= MIN_LONG_OPERATORS else 1.0
+    threshold = MIN_SIMILARITY if count_operators(answer) >= MIN_LONG_OPERATORS else 1.0
     tokens = split_tokens(answer)
     return [
         line
         for line in lines
-        if is_computation(line) and difflib.SequenceMatcher(None, tokens, split_tokens(line)).ratio() >= least
+        if is_computation(line)
+        and difflib.SequenceMatcher(None, tokens, split_tokens(line)).ratio() >= threshold
     ]
 
 
@@ -61,8 +62,8 @@ def list_answers(exercise: Exercise) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("exercise", FILES, ids=lambda exercise: f"{exercise.puzzle.name}-{exercise.rung.id}")
 def test_provided_lines_contain_no_answer(exercise):
     lines = blanks.remove_blanks(blanks.make_skeleton(exercise.solution.read_text())).split("\n")
-    step = ALLOWED_LINES.get((exercise.puzzle.name, exercise.rung.id))
-    lines = [line for line in lines if line.strip() != step]
+    allowed_line = ALLOWED_LINES.get((exercise.puzzle.name, exercise.rung.id))
+    lines = [line for line in lines if line.strip() != allowed_line]
     exposed = [
         (id, line, equal_line)
         for id, line in list_answers(exercise)

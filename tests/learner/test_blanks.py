@@ -162,8 +162,8 @@ def test_provided_code_is_followed_by_its_hash():
 
 def test_older_file_has_the_hash_in_its_start_marker():
     lines = blanks.make_skeleton(PROVIDED).split("\n")
-    mark = blanks.hash_code(lines[2:5])
-    lines[1], lines[5] = f"    # BLANK-START one (given {mark}): correct it", "    # BLANK-END one"
+    digest = blanks.hash_code(lines[2:5])
+    lines[1], lines[5] = f"    # BLANK-START one (given {digest}): correct it", "    # BLANK-END one"
     blank = blanks.find_blanks("\n".join(lines))["one"]
     assert blank.is_provided and blank.size == 0 and blank.task == "correct it"
 
@@ -197,7 +197,7 @@ def test_damaged_provided_code_is_reported(old, new, line, message):
     assert str(raised.value).startswith(f"some/file.py:{line}: ") and message in str(raised.value)
 
 
-AS_ANOTHER = """\
+PROVIDED_BY_ANOTHER = """\
 # BLANK-START one: the first
 one()
 # BLANK-END one
@@ -209,9 +209,9 @@ two()
 
 
 def test_blank_can_provide_the_code_of_another():
-    solved = blanks.find_blanks(AS_ANOTHER)
+    solved = blanks.find_blanks(PROVIDED_BY_ANOTHER)
     assert solved["two"].body == ("two()",) and solved["two"].provided == ("one()",)
-    problem = blanks.find_blanks(blanks.make_skeleton(AS_ANOTHER))
+    problem = blanks.find_blanks(blanks.make_skeleton(PROVIDED_BY_ANOTHER))
     assert problem["two"].body == ("one()",) and problem["two"].is_provided and problem["one"].size == 0
 
 
@@ -219,7 +219,7 @@ def test_unknown_provided_blank_is_reported():
     with pytest.raises(
         DamagedFile, match=r"some/file\.py:4: blank two is given as six, which is not a blank here"
     ):
-        blanks.split_blanks(AS_ANOTHER.replace("two as one", "two as six"), "some/file.py")
+        blanks.split_blanks(PROVIDED_BY_ANOTHER.replace("two as one", "two as six"), "some/file.py")
 
 
 code_lines = st.lists(st.sampled_from(["    x = 1", "    # note", "", "\ty()", "    # ANCHOR: a_solution"]))
@@ -227,14 +227,14 @@ code_lines = st.lists(st.sampled_from(["    x = 1", "    # note", "", "\ty()", "
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # a busy machine
 @given(st.lists(st.tuples(code_lines, code_lines), max_size=5), code_lines)
-def test_skeleton_round_trip(regions, last):
+def test_skeleton_round_trip(blank_lines_by_id, last):
     lines = []
-    for number, (outside, inside) in enumerate(regions):
-        lines += [*outside, f"  # BLANK-START b{number}: task {number}", *inside, f"  # BLANK-END b{number}"]
+    for number, (provided, body) in enumerate(blank_lines_by_id):
+        lines += [*provided, f"  # BLANK-START b{number}: task {number}", *body, f"  # BLANK-END b{number}"]
     text = "\n".join([*lines, *last])
     problem = blanks.make_skeleton(text)
     assert remove_anchors(blanks.fill_blanks(problem, text)) == remove_anchors(text)
-    assert [blank.size for blank in blanks.find_blanks(problem).values()] == [0] * len(regions)
+    assert [blank.size for blank in blanks.find_blanks(problem).values()] == [0] * len(blank_lines_by_id)
 
 
 @pytest.fixture
@@ -320,10 +320,10 @@ def test_generate_replaces_copies_but_not_learner_files(generated_folders):
         blanks.generate_problems(solutions, problems, force=True)
 
 
-def damage_link(op, how: str) -> None:
+def damage_link(op, kind: str) -> None:
     """Damage a package's links in a realistic way."""
     link = op / "launches.mojo"
-    if how == "added":
+    if kind == "added":
         (op / "helper.mojo").write_text("mine\n")
         (op.parent / "notes").mkdir()
         (op.parent / "notes" / "todo.md").write_text("mine\n")
@@ -333,17 +333,17 @@ def damage_link(op, how: str) -> None:
         (op.parent / "__pycache__").mkdir()
         return
     link.unlink()
-    if how == "own":
+    if kind == "own":
         link.write_text("mine\n")
-    elif how == "text":
+    elif kind == "text":
         link.write_text("../../../solutions/p1/op/launches.mojo")
-    elif how == "dangling":
+    elif kind == "dangling":
         link.symlink_to("../../nowhere.mojo")
-    elif how == "elsewhere":
+    elif kind == "elsewhere":
         link.symlink_to("kernel.mojo")
 
 
-FAULTS = {
+LAYOUT_ERRORS = {
     "missing": ["launches.mojo is missing"],
     "own": ["launches.mojo is your own, not the link to the solution's"],
     "text": [
@@ -355,14 +355,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("how", FAULTS)
-def test_check_reports_all_wrong_paths(generated_folders, capsys, how):
+@pytest.mark.parametrize("kind", LAYOUT_ERRORS)
+def test_check_reports_all_wrong_paths(generated_folders, capsys, kind):
     solutions, problems, op = generated_folders
-    damage_link(op, how)
+    damage_link(op, kind)
     assert blanks.check_problems(solutions, problems) == 1
     printed = capsys.readouterr().out.splitlines()
     expected = [
-        f"{os.path.normpath(op / fault.split()[0])} {fault.split(' ', 1)[1]}" for fault in FAULTS[how]
+        f"{os.path.normpath(op / error.split()[0])} {error.split(' ', 1)[1]}" for error in LAYOUT_ERRORS[kind]
     ]
     assert sorted(printed) == sorted(expected)
 
@@ -377,9 +377,9 @@ def test_generate_keeps_learner_work_without_force(folders):
     assert target.read_text() == PROBLEM, "a file without edits is regenerated"
     work = target.read_text().replace("    # FILL IN (about 1 line)", "    my_work()")
     target.write_text(work)
-    with pytest.raises(DamagedFile) as refused:
+    with pytest.raises(DamagedFile) as raised:
         blanks.generate_problems(solutions, problems)
-    assert str(refused.value) == f"{target}: a blank holds work; --force overwrites it"
+    assert str(raised.value) == f"{target}: a blank holds work; --force overwrites it"
     assert target.read_text() == work
     blanks.generate_problems(solutions, problems, force=True)
     assert target.read_text() == PROBLEM

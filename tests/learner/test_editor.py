@@ -22,8 +22,8 @@ class LanguageServer:
         )  # fmt: skip
         self.stdin, self.stdout = unwrap(self.process.stdin), unwrap(self.process.stdout)
 
-    def send(self, method: str, params: dict, **more) -> None:
-        body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more}).encode()
+    def send(self, method: str, params: dict, **extra) -> None:
+        body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **extra}).encode()
         self.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
         self.stdin.flush()
 
@@ -50,17 +50,19 @@ def test_language_server_follows_links(tmp_path):
         text = file.read_text()
         document = {"uri": file.as_uri(), "languageId": "mojo", "version": 1, "text": text}
         server.send("textDocument/didOpen", {"textDocument": document})
-        reported = server.receive(lambda message: message.get("method") == "textDocument/publishDiagnostics")
+        notification = server.receive(
+            lambda message: message.get("method") == "textDocument/publishDiagnostics"
+        )
         errors = [
             diagnostic["message"]
-            for diagnostic in reported["params"]["diagnostics"]
+            for diagnostic in notification["params"]["diagnostics"]
             if diagnostic["severity"] == 1
         ]
         assert not errors
         before = text[: text.index("row_statistics(input")]
         position = {"line": before.count("\n"), "character": len(before.rsplit("\n", 1)[-1])}
-        place = {"textDocument": {"uri": file.as_uri()}, "position": position}
-        server.send("textDocument/definition", place, id=2)
+        location = {"textDocument": {"uri": file.as_uri()}, "position": position}
+        server.send("textDocument/definition", location, id=2)
         (definition,) = server.receive(lambda message: message.get("id") == 2)["result"]
         assert definition["uri"].endswith("/shared/common.mojo")
     finally:

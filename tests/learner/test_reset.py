@@ -192,25 +192,27 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize(("file", "how"), [*(("kernels", how) for how in DAMAGE), ("numpy", "half-written")])
-def test_damaged_file_is_reported_and_reset_repairs_it(checkout, how, file):
+@pytest.mark.parametrize(
+    ("file", "kind"), [*(("kernels", kind) for kind in DAMAGE), ("numpy", "half-written")]
+)
+def test_damaged_file_is_reported_and_reset_repairs_it(checkout, kind, file):
     path = getattr(checkout, file)
     flags = ["--rung", "numpy"] if file == "numpy" else []
-    damage(path, how)
+    damage(path, kind)
     for command in (("diff", "p22", *flags), ("p22", *flags)):
         line = get_single_error_line(checkout.run(*command))
-        assert DAMAGE[how] in line and path.name in line
+        assert DAMAGE[kind] in line and path.name in line
     listed = checkout.run("list")
-    assert listed.code == 0 and DAMAGE[how] in listed.out
+    assert listed.code == 0 and DAMAGE[kind] in listed.out
     assert checkout.run("reset", "p22", "--yes", *flags).code == 0
     assert path.read_text() == blanks.make_skeleton(
         (ROOT / "solutions" / path.relative_to(checkout.path / "problems")).read_text()
     )
     backups = list_backups(checkout)
     assert not path.is_symlink()
-    if how in ("missing", "link to nowhere", "link to itself"):
+    if kind in ("missing", "link to nowhere", "link to itself"):
         assert not backups
-    elif how == "folder":
+    elif kind == "folder":
         assert (backups[0] / "notes").read_text() == "mine"
     else:
         assert len(backups) == 1
@@ -223,22 +225,22 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_broken_link_is_reported_and_reset_restores_it(checkout, how):
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_link_is_reported_and_reset_restores_it(checkout, kind):
     link = checkout.kernels.with_name("launches.mojo")
     target = os.readlink(link)
     link.unlink()
-    if how == "dangling":
+    if kind == "dangling":
         link.symlink_to("../nowhere.mojo")
-    elif how == "text":
+    elif kind == "text":
         link.write_text(target)
     line = get_single_error_line(checkout.run("p22", "--backward"))
-    assert BROKEN[how] in line and line.endswith("; `workbook reset p22` puts it back\n")
+    assert BROKEN[kind] in line and line.endswith("; `workbook reset p22` puts it back\n")
     verified = checkout.run("verify", "p22")
-    assert verified.code == 2 and BROKEN[how] in verified.out
+    assert verified.code == 2 and BROKEN[kind] in verified.out
     assert checkout.run("reset", "p22", "--yes").code == 0
     assert os.readlink(link) == target
-    assert [backup.read_text() for backup in list_backups(checkout)] == ([target] if how == "text" else [])
+    assert [backup.read_text() for backup in list_backups(checkout)] == ([target] if kind == "text" else [])
 
 
 def test_learner_file_replacing_a_link_is_compiled_and_preserved(checkout, monkeypatch):

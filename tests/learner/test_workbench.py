@@ -260,10 +260,10 @@ def test_verify_of_an_unsolved_file_prints_one_line(checkout):
     result = checkout.run("verify", "p22")
     assert result.code == 3
     files = ["derive.py", "backward.py", "op/layernorm_linear.mojo"]
-    words = ["it is optional", "it is optional", f"{len(PUZZLE.kernel_gates)} to solve"]
+    descriptions = ["it is optional", "it is optional", f"{len(PUZZLE.kernel_gates)} to solve"]
     *lines, last = result.out.splitlines()
     assert [line.partition("problems/p22/")[2] for line in lines] == [
-        f"{file}: untouched ({what})" for file, what in zip(files, words, strict=True)
+        f"{file}: untouched ({description})" for file, description in zip(files, descriptions, strict=True)
     ]
     assert "gates are left; nothing attempted is wrong" in last
 
@@ -306,18 +306,20 @@ def test_verify_continues_after_a_damaged_file(checkout):
 
 
 def test_solved_rung_suggests_the_next_one(checkout):
-    def upcoming() -> str:
+    def get_first_line() -> str:
         return checkout.run("list", "p22").out.splitlines()[0]
 
-    assert upcoming() == f"next: p22, {find_puzzle('p22').rungs[0].label}, dmean: workbook watch p22"
+    assert get_first_line() == f"next: p22, {find_puzzle('p22').rungs[0].label}, dmean: workbook watch p22"
     checkout.fill(checkout.numpy, "db")
     assert "What now" not in checkout.run("p22", "--rung", "numpy").out
-    assert upcoming() == "next: p22, NumPy rung, dW: workbook watch p22", "the rung in progress"
+    assert get_first_line() == "next: p22, NumPy rung, dW: workbook watch p22", "the rung in progress"
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
     output = checkout.run("p22", "--rung", "numpy").out.splitlines()[-1]
     assert output.startswith("   p22, NumPy rung: 5 of 5, solved. What now: p22, ")
     assert output.endswith("`workbook watch p22`") and "problems/p22/op/layernorm_linear.mojo" in output
-    assert upcoming() == "next: p22, Mojo kernels, ln: workbook watch p22", "the rung after the solved one"
+    assert get_first_line() == "next: p22, Mojo kernels, ln: workbook watch p22", (
+        "the rung after the solved one"
+    )
     assert "What now" not in checkout.run("p22", "--rung", "numpy", "--gate", "db").out, "printed once"
 
 
@@ -337,8 +339,8 @@ def test_list_expands_only_the_current_puzzle(checkout):
         last
         == f"gates of another puzzle: `workbook list {list_puzzle_names()[-1]}`; of all: `workbook list --all`"
     )
-    every = checkout.run("list", "--all").out
-    assert all(f"\n{puzzle.name}  {puzzle.title}\n" in every for puzzle in others)
+    all_lines = checkout.run("list", "--all").out
+    assert all(f"\n{puzzle.name}  {puzzle.title}\n" in all_lines for puzzle in others)
 
 
 def test_after_puzzle_27_training_is_suggested(monkeypatch, tmp_path):
@@ -346,21 +348,21 @@ def test_after_puzzle_27_training_is_suggested(monkeypatch, tmp_path):
 
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
     (tmp_path / "solutions").symlink_to(ROOT / "solutions")
-    noted, puzzle = progress.Progress.load(), find_puzzle("p27")
+    saved, puzzle = progress.Progress.load(), find_puzzle("p27")
     for rung in puzzle.rungs:
         exercise = Exercise(puzzle, rung)
         exercise.path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(exercise.solution, exercise.path)
         for gate in exercise.gates:
-            assert "--train" not in describe_next_step(exercise, noted)
-            noted.record_result(exercise.get_progress_key(gate.id), exercise.read_blanks()[gate.id], True)
-    assert describe_next_step(exercise, noted).endswith("(--train --help: its flags): `workbook p27 --train`")
+            assert "--train" not in describe_next_step(exercise, saved)
+            saved.record_result(exercise.get_progress_key(gate.id), exercise.read_blanks()[gate.id], True)
+    assert describe_next_step(exercise, saved).endswith("(--train --help: its flags): `workbook p27 --train`")
 
 
 def test_only_the_puzzles_cases_count_as_passed(checkout):
     checkout.fill(checkout.numpy, "db")
-    small = checkout.run("p22", "--rung", "numpy", "--gate", "db", "--dims", "2", "3", "5", "7")
-    assert small.code == 0 and "not saved as passed: only these sizes were checked" in small.out
+    result = checkout.run("p22", "--rung", "numpy", "--gate", "db", "--dims", "2", "3", "5", "7")
+    assert result.code == 0 and "not saved as passed: only these sizes were checked" in result.out
     assert "begun, not passed yet" in checkout.run("list", "p22").out
     assert checkout.run("p22", "--rung", "numpy", "--gate", "db").code == 0
     assert "begun, not passed yet" not in checkout.run("list", "p22").out

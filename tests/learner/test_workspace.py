@@ -53,9 +53,9 @@ def test_commands_use_the_current_folder(folder, command_line, monkeypatch):
     monkeypatch.chdir(folder / "problems")  # any subfolder
     assert command_line("p20", "--rung", "derive").code == 0
     assert folder == roots.CHECKOUT
-    noted = json.loads((folder / ".workbook-progress.json").read_text())
-    assert "p20 edges" in noted["passed"]
-    assert command_line("list", "p20").out.count("passed") == len(noted["passed"])
+    saved = json.loads((folder / ".workbook-progress.json").read_text())
+    assert "p20 edges" in saved["passed"]
+    assert command_line("list", "p20").out.count("passed") == len(saved["passed"])
     assert command_line("dev", "check").err.startswith("error: dev works on a checkout")
 
 
@@ -63,13 +63,13 @@ def test_confirmed_reset_restores_the_file(folder, command_line, monkeypatch):
     problem = folder / "problems" / DERIVE
     untouched = problem.read_text()
     solve_all_blanks(folder)
-    worked = problem.read_text()
+    solved = problem.read_text()
     monkeypatch.setattr("builtins.input", lambda message: "y" if message == "Go on? [y/N] " else "")
     result = command_line("reset", "p20", "--rung", "derive")
     assert result.code == 0 and f"wrote problems/{DERIVE}, kept problems/{DERIVE}." in result.out
     assert problem.read_text() == untouched
     (backup,) = problem.parent.glob("*.bak")
-    assert backup.read_text() == worked
+    assert backup.read_text() == solved
 
 
 def test_command_outside_a_workbook_prints_one_error_line(tmp_path, monkeypatch, command_line):
@@ -92,8 +92,8 @@ def test_init_rejects_existing_files(existing, message, tmp_path, command_line):
         (target / existing).write_text("mine")
     else:
         target.write_text("mine")
-    refused = command_line("init", str(target))
-    assert refused.code == 2 and message in refused.err
+    result = command_line("init", str(target))
+    assert result.code == 2 and message in result.err
     assert ((target / existing) if existing else target).read_text() == "mine"
 
 
@@ -108,19 +108,19 @@ def test_init_rejects_nested_and_read_only_folders(folder, command_line):
 def test_missing_book_is_rejected_before_writing(tmp_path, command_line, monkeypatch):
     monkeypatch.setattr(roots, "PACKAGE_ROOT", tmp_path / "harness")
     monkeypatch.setattr(roots, "BUNDLED_BOOK", tmp_path / "carried")
-    refused = command_line("init", str(tmp_path / "mine"), "--book")
-    assert refused.code == 2 and "--book: there is no built book" in refused.err
+    result = command_line("init", str(tmp_path / "mine"), "--book")
+    assert result.code == 2 and "--book: there is no built book" in result.err
     assert not (tmp_path / "mine").exists()
 
 
 def test_init_copies_the_book(folder, command_line, monkeypatch, tmp_path):
-    carried = tmp_path / "carried" / "html"
-    carried.mkdir(parents=True)
-    (carried / "index.html").write_text("the book")
-    monkeypatch.setattr(workspace, "find_built_book", lambda: carried)
+    built_book = tmp_path / "carried" / "html"
+    built_book.mkdir(parents=True)
+    (built_book / "index.html").write_text("the book")
+    monkeypatch.setattr(workspace, "find_built_book", lambda: built_book)
     assert command_line("update", "--book").code == 0
     assert (folder / workspace.BOOK_FOLDER / "index.html").read_text() == "the book"
-    (carried / "index.html").write_text("a newer book")  # updated again by each `update`
+    (built_book / "index.html").write_text("a newer book")  # updated again by each `update`
     assert command_line("update").code == 0
     assert (folder / workspace.BOOK_FOLDER / "index.html").read_text() == "a newer book"
 
@@ -128,15 +128,15 @@ def test_init_copies_the_book(folder, command_line, monkeypatch, tmp_path):
 @pytest.fixture
 def newer_solutions(folder, tmp_path, monkeypatch):
     """Newer solutions with an additional line, a renamed blank and a new file."""
-    fresh = tmp_path / "newer"
-    shutil.copytree(folder / "solutions", fresh)
-    file = fresh / DERIVE
+    new_solutions = tmp_path / "newer"
+    shutil.copytree(folder / "solutions", new_solutions)
+    file = new_solutions / DERIVE
     file.write_text("# newer\n" + file.read_text().replace(" edges", " lines"))
-    (fresh / "p20" / "op" / "more.mojo").write_text("# more\n")
-    (fresh / "p20" / "op" / "ops.mojo").unlink()
-    monkeypatch.setattr(roots, "get_program_solutions", lambda: fresh)
+    (new_solutions / "p20" / "op" / "more.mojo").write_text("# more\n")
+    (new_solutions / "p20" / "op" / "ops.mojo").unlink()
+    monkeypatch.setattr(roots, "get_program_solutions", lambda: new_solutions)
     (folder / roots.MARKER_FILE).write_text('{"version": "0.0.1"}')
-    return fresh
+    return new_solutions
 
 
 def test_update_replaces_hashes_in_start_markers_without_a_backup(folder, command_line):
@@ -153,18 +153,18 @@ def test_update_replaces_hashes_in_start_markers_without_a_backup(folder, comman
 
 
 def test_update_keeps_solved_blanks(folder, newer_solutions, command_line):
-    mine = solve_all_blanks(folder)
-    before = blanks.find_blanks(mine.read_text())
+    problem = solve_all_blanks(folder)
+    before = blanks.find_blanks(problem.read_text())
     assert "written by version 0.0.1" in command_line("list").out
     result = command_line("update")
     assert result.code == 0 and "0.0.1" in result.out.splitlines()[-1]
-    text = mine.read_text()
+    text = problem.read_text()
     after = blanks.find_blanks(text)
     assert text.startswith("# newer\n")
     assert after["backward"].body == before["backward"].body
     assert after["lines"].size == 0  # a new blank; the lines of the old one are in the backup
-    (copy,) = mine.parent.glob("graph.py.*.bak")
-    assert blanks.find_blanks(copy.read_text())["edges"] == before["edges"] and copy.name in result.out
+    (backup,) = problem.parent.glob("graph.py.*.bak")
+    assert blanks.find_blanks(backup.read_text())["edges"] == before["edges"] and backup.name in result.out
     op = folder / "problems" / "p20" / "op"
     assert (op / "more.mojo").resolve() == folder / "solutions" / "p20" / "op" / "more.mojo"
     assert not (op / "ops.mojo").is_symlink()
@@ -174,29 +174,29 @@ def test_update_keeps_solved_blanks(folder, newer_solutions, command_line):
 
 
 def test_update_backs_up_edits_outside_blanks(folder, newer_solutions, command_line):
-    mine = folder / "problems" / DERIVE
-    mine.write_text(mine.read_text() + "\n# a line of my own\n")
+    problem = folder / "problems" / DERIVE
+    problem.write_text(problem.read_text() + "\n# a line of my own\n")
     edited_file = folder / "problems" / "p20" / "op" / "ops.mojo"
     edited_file.unlink()
     edited_file.write_text("mine")
     assert command_line("update").code == 0
-    (copy,) = mine.parent.glob("graph.py.*.bak")
-    assert "a line of my own" in copy.read_text() and "a line of my own" not in mine.read_text()
+    (backup,) = problem.parent.glob("graph.py.*.bak")
+    assert "a line of my own" in backup.read_text() and "a line of my own" not in problem.read_text()
     assert edited_file.read_text() == "mine"
 
 
 def test_damaged_file_stops_an_update_before_writing(folder, newer_solutions, command_line):
-    mine = folder / "problems" / DERIVE
-    mine.write_text(mine.read_text().replace("# BLANK-END edges", "# BLANK-END nothing"))
-    refused = command_line("update")
-    assert refused.code == 2 and "graph.py" in refused.err
+    problem = folder / "problems" / DERIVE
+    problem.write_text(problem.read_text().replace("# BLANK-END edges", "# BLANK-END nothing"))
+    result = command_line("update")
+    assert result.code == 2 and "graph.py" in result.err
     assert not (folder / "solutions" / "p20" / "op" / "more.mojo").exists()
     assert json.loads((folder / roots.MARKER_FILE).read_text())["version"] == "0.0.1"
 
 
 def test_update_outside_a_workbook_is_rejected(command_line):
-    refused = command_line("update")
-    assert refused.code == 2 and "not a workbook folder" in refused.err
+    result = command_line("update")
+    assert result.code == 2 and "not a workbook folder" in result.err
 
 
 def test_doctor_reports_the_folder_and_missing_files(folder, newer_solutions, monkeypatch):

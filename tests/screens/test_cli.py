@@ -115,14 +115,14 @@ def find_missing_lines(expected: list[str], printed: list[str]) -> list[str]:
 
 @pytest.mark.compiles
 def test_published_lines_are_in_order(full_run):
-    finished, data = full_run
+    result, data = full_run
     kinds = [device["device"] for device in data["devices"]]
     if kinds == ["cpu"]:
         pytest.skip(f"GPU kernels ran nowhere on this machine: {data['skipped']}")
     label = {"gpu": "GPU", "virtual": "Virtual GPU"}[kinds[1]]
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     expected = PUBLISHED.replace("GPU", label).splitlines()
-    assert not find_missing_lines(expected, finished.stdout.splitlines())
+    assert not find_missing_lines(expected, result.stdout.splitlines())
 
 
 @pytest.mark.compiles
@@ -142,13 +142,13 @@ def test_second_run_on_the_cpu_is_cached(full_run, command_line):
 
 @pytest.mark.compiles
 def test_piped_output_is_plain_and_unwrapped(full_run):
-    finished, _ = full_run
-    assert "\x1b" not in finished.stdout and "\r" not in finished.stdout
+    result, _ = full_run
+    assert "\x1b" not in result.stdout and "\r" not in result.stdout
     longest = (
         "   unfused:       3,200 (forward ln_out 512, forward linear_weight_t 512, backward ln_out 512, "
     )
-    assert longest in finished.stdout and "backward row_sums 128)\n" in finished.stdout
-    assert all(line == line.rstrip() for line in finished.stdout.splitlines())
+    assert longest in result.stdout and "backward row_sums 128)\n" in result.stdout
+    assert all(line == line.rstrip() for line in result.stdout.splitlines())
 
 
 @pytest.mark.compiles
@@ -170,8 +170,8 @@ def test_run_prints_its_files(full_run, solution):
 
 @pytest.mark.compiles
 def test_json_to_a_file(full_run):
-    finished, data = full_run
-    assert data["exit_code"] == finished.returncode
+    result, data = full_run
+    assert data["exit_code"] == result.returncode
     assert (data["puzzle"], data["dtype"], data["dims"], data["seed"]) == ("p22", "float32", [4, 4, 8, 16], 0)
     for device in data["devices"]:
         for variant in device["variants"].values():
@@ -196,9 +196,9 @@ def test_json_on_stdout_is_only_json(command_line):
 
 
 def test_json_of_a_python_rung_has_its_gates(command_line):
-    finished = command_line("p24", "--rung", "numpy", "--solution", "--gate", "index", "--json", "-")
-    data = json.loads(finished.out)
-    assert (data["puzzle"], data["rung"], data["exit_code"]) == ("p24", "numpy", 0) and finished.code == 0
+    result = command_line("p24", "--rung", "numpy", "--solution", "--gate", "index", "--json", "-")
+    data = json.loads(result.out)
+    assert (data["puzzle"], data["rung"], data["exit_code"]) == ("p24", "numpy", 0) and result.code == 0
     (gate,) = data["gates"].values()
     assert gate["state"] == "correct" and list(data["gates"]) == ["index"] and not gate["lines"]
     assert gate["cases"] and all(
@@ -206,7 +206,7 @@ def test_json_of_a_python_rung_has_its_gates(command_line):
         for case in gate["cases"].values()
         for result in case.values()
     )
-    assert "✅ index" in finished.err
+    assert "✅ index" in result.err
 
 
 @pytest.mark.compiles
@@ -228,8 +228,8 @@ def test_json_and_repeats_of_a_gate(command_line):
 @pytest.mark.usefixtures("recorded")
 def test_gate_imports_neither_max_nor_torch():
     """Cover a gate and a full virtual-GPU run. The first run imports torch if its results are not cached."""
-    for more in (["--gate", "dx"], ["--show", "dx", "--json", "-"], ["--device", "virtual"]):
-        arguments = ["p22", "--backward", "--solution", "--fused", *more, *SMALL]
+    for flags in (["--gate", "dx"], ["--show", "dx", "--json", "-"], ["--device", "virtual"]):
+        arguments = ["p22", "--backward", "--solution", "--fused", *flags, *SMALL]
         for heavy in ({"max"}, {"max", "torch"}):
             code = f"import sys; from harness.cli import main; main({arguments}); found = {heavy} & {{*sys.modules}}"
             code += "; sys.exit(bool(found))"
@@ -441,8 +441,12 @@ def test_2_usage_error_is_one_line(command_line, arguments, messages):
 
 
 def test_help_lists_the_exit_codes(command_line):
-    of_all, of_one = ("list, hint, watch", "p22"), ("--dims B S H O", "--gate ID", "--fused")
-    for arguments, expected in ((["--help"], of_all), ([], of_all), (["p22", "--help"], of_one)):
+    main_texts, puzzle_texts = ("list, hint, watch", "p22"), ("--dims B S H O", "--gate ID", "--fused")
+    for arguments, expected in (
+        (["--help"], main_texts),
+        ([], main_texts),
+        (["p22", "--help"], puzzle_texts),
+    ):
         result = command_line(*arguments)
         assert result.code == 0
         for text in ("exit codes: 0 all correct", "130 interrupted", *expected):
@@ -513,12 +517,12 @@ def test_3_untouched_problems_list_unsolved_blanks(recorded):
     result = run_in_new_process("p22", "--backward", "--ops", folder, "--device", "virtual")
     assert result.returncode == 3, result.stdout + result.stderr
     lines = result.stdout.splitlines()
-    at = lines.index("Unsolved blanks (7 of 8):")
+    start = lines.index("Unsolved blanks (7 of 8):")
     by_id = blanks.find_blanks((folder / "layernorm_linear.mojo").read_text())
     source = folder / "layernorm_linear.mojo"
     expected = {id: f"{source}:{blank.line}  {blank.task}" for id, blank in by_id.items()}
     del expected["transfer"]  # the last gate's variant runs on request
-    assert dict(line.split(maxsplit=1) for line in lines[at + 1 : at + 8]) == expected
+    assert dict(line.split(maxsplit=1) for line in lines[start + 1 : start + 8]) == expected
     assert "   Overall Result: ⏳ UNSOLVED, nothing attempted is wrong" in lines
     assert "   grad_input: ⏳ UNSOLVED (blank dx)" in lines
     assert "   - Virtual GPU Backward:  ⏳ UNSOLVED" in lines

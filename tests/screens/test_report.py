@@ -41,10 +41,10 @@ def make_run(puzzle, solution):
         for kind in kinds:
             variants = {}
             for name in options.variants:
-                waiting = {q: ids for q, ids in (unsolved or {}).items() if kind != "cpu"}
-                results = {q: (bad or {}).get(q, RIGHT) for q in quantities if q not in waiting}
+                unsolved_ids = {q: ids for q, ids in (unsolved or {}).items() if kind != "cpu"}
+                results = {q: (bad or {}).get(q, RIGHT) for q in quantities if q not in unsolved_ids}
                 comparisons = [Comparison(case, dict(results)) for case in CASES]
-                variants[name] = VariantResult(name, comparisons, waiting, repeats or {})
+                variants[name] = VariantResult(name, comparisons, unsolved_ids, repeats or {})
             first = next(iter(variants.values()))
             first.findings, first.errors = list(findings), [f for f in findings if f.is_error]
             target = Target(kind, None, DETAILS[kind])
@@ -109,8 +109,8 @@ def test_virtual_gpu_is_never_called_gpu(make_run):
 
 def test_gpu_kernels_that_did_not_run_are_reported(make_run):
     lines = print_report(make_run("cpu", skipped=[SkippedDevice("gpu", "no GPU")]))
-    at = lines.index("Testing GPU Backward Pass:")
-    assert lines[at + 1] == "   ⏭ SKIPPED (no GPU)"
+    index = lines.index("Testing GPU Backward Pass:")
+    assert lines[index + 1] == "   ⏭ SKIPPED (no GPU)"
     assert "   - GPU Backward:  ⏭ SKIPPED (no GPU)" in lines
     assert "   Overall Result: ✅ CPU CORRECT, GPU NOT RUN" in lines
 
@@ -118,11 +118,11 @@ def test_gpu_kernels_that_did_not_run_are_reported(make_run):
 def test_wrong_gradient_reports_case_error_and_index(make_run):
     lines = print_report(make_run("cpu", "gpu", bad={"grad_weight": WRONG}))
     assert "   grad_linear_weight: 2.50e-02 ❌" in lines
-    at = next(i for i, line in enumerate(lines) if "is wrong in" in line)
-    assert lines[at] == (
+    index = next(i for i, line in enumerate(lines) if "is wrong in" in line)
+    assert lines[index] == (
         f"   ❌ grad_linear_weight is wrong in 2 of 2 cases, most in 'chapter' ({CASES[0].purpose})"
     )
-    assert lines[at + 1] == (
+    assert lines[index + 1] == (
         "      error 5.00e-03, 5e+04 times PyTorch's own 1.00e-07 (limit 1.00e-06), worst at [1, 2]"
     )
     assert "   Forward pass: ✅ CORRECT" in lines and "   Gradients:    ❌ INCORRECT" in lines
@@ -197,10 +197,13 @@ def test_wrong_gate_is_explained_once(make_run):
         )
     ]
     lines = print_report(run)
-    at = lines.index("❌ dx        wrong in all 2 cases")
-    assert lines[at + 1 : at + 3] == ["      diagnosis of the gate", "      next: workbook hint p22 dx-3"]
+    index = lines.index("❌ dx        wrong in all 2 cases")
+    assert lines[index + 1 : index + 3] == [
+        "      diagnosis of the gate",
+        "      next: workbook hint p22 dx-3",
+    ]
     (measured,) = [i for i, line in enumerate(lines) if line.startswith("      error 5.00e-03, 5e+04 times")]
-    assert measured < lines.index("   Overall:      ❌ INCORRECT") < at
+    assert measured < lines.index("   Overall:      ❌ INCORRECT") < index
     assert "diagnosis of the quantity" not in "\n".join(lines)
     assert "Virtual GPU, memory and race check: 1 finding" in lines
     assert not any("error: global race" in line for line in lines)

@@ -33,8 +33,8 @@ def solve(folder: Path, old: str = "", new: str = "", **bodies: str) -> None:
     solution = (folder / "solutions" / FILE).read_text()
     text = blanks.fill_blanks(blanks.make_skeleton(solution), solution.replace(old, new) if old else solution)
     if bodies:
-        pieces = blanks.split_blanks(blanks.make_skeleton(solution))
-        text = blanks.join_segments(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
+        segments = blanks.split_blanks(blanks.make_skeleton(solution))
+        text = blanks.join_segments(segments, {id: tuple(body.splitlines()) for id, body in bodies.items()})
     (folder / "problems" / FILE).write_text(text)
 
 
@@ -105,15 +105,15 @@ def test_page_data_is_json(kernels_in_cache):
     data = json.loads(out)
     assert "p90 · square" in err
     assert code == 1 and data["title"] == "p90 · square" and not data["right"]
-    mine, expected = data["runs"]
-    launch = mine[data["followed"][0]]
+    learner_launches, expected = data["runs"]
+    launch = learner_launches[data["followed"][0]]
     names = [tensor["name"] for tensor in data["tensors"]]
     step = next(s for s in launch["steps"] if s and s[0] == "W" and names[s[1]] == "output")
     assert len(launch["b"]) == len(launch["t"]) == len(launch["e"]) == len(launch["v"])
     assert launch["e"][step[3] : step[3] + step[4]] == [*range(32)], "8 columns of 4 rows, in one step"
-    assert len(expected) == len(mine) and all(s is None or s[2] == -1 for s in expected[0]["steps"]), (
-        "without source lines"
-    )
+    assert len(expected) == len(learner_launches) and all(
+        s is None or s[2] == -1 for s in expected[0]["steps"]
+    ), "without source lines"
 
 
 @pytest.mark.compiles
@@ -181,9 +181,9 @@ def test_untouched_blank_is_reported(folder):
 
 def test_gate_without_a_kernel_is_rejected(folder):
     toy = find_puzzle("p90")
-    other = dataclasses.replace(toy.gates[0], id="sums", variant="")
+    numpy_gate = dataclasses.replace(toy.gates[0], id="sums", variant="")
     numpy = NumpyRung(file="in_numpy.py", gates=("sums",), returns={"sums": ("output",)})
-    puzzle = dataclasses.replace(toy, gates=(*toy.gates, other), rungs=(numpy, *toy.rungs))
+    puzzle = dataclasses.replace(toy, gates=(*toy.gates, numpy_gate), rungs=(numpy, *toy.rungs))
     with pytest.raises(
         UsageError, match=r"--show sums: a gate of the NumPy rung, which has no kernel; there is square"
     ):
@@ -241,11 +241,11 @@ def test_keys_step_and_notify_screen_readers(page):
 
 @pytest.mark.compiles
 def test_all_threads_and_solution_are_shown(page):
-    alone = page.run("document.querySelectorAll('.grid i.W, .grid i.R').length")
+    num_cells = page.run("document.querySelectorAll('.grid i.W, .grid i.R').length")
     page.press("a")
     assert "all threads" in text(page, "whose") and page.run(
         "document.querySelectorAll('.grid i.W, .grid i.R').length"
-    ) > max(alone, 1)
+    ) > max(num_cells, 1)
     grids = page.run("document.querySelectorAll('.grid').length")
     page.press("s")
     assert page.run("document.querySelectorAll('.grid').length") == 2 * grids

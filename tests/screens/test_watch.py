@@ -70,8 +70,8 @@ class Session:
     def read(self, seconds: float) -> bool:
         """Read available output; return False if the process has exited."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            if select.select([self.terminal], [], [], left)[0]:
+        while (remaining_s := end - time.monotonic()) > 0:
+            if select.select([self.terminal], [], [], remaining_s)[0]:
                 try:
                     data = os.read(self.terminal, 65536)
                 except OSError:
@@ -88,21 +88,21 @@ class Session:
         screens[-1] = re.sub(r"\x1b7.*?\x1b8", "", screens[-1])  # the status line
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screens[-1])
 
-    def wait(self, words: str, seconds: float = 60) -> str:
+    def wait(self, text: str, seconds: float = 60) -> str:
         """Wait until the screen contains `words` and ends with the key line; return it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            alive = self.read(0.05)
-            if words in self.screen and self.screen.rstrip().endswith(KEYS):
+            is_running = self.read(0.05)
+            if text in self.screen and self.screen.rstrip().endswith(KEYS):
                 return self.screen
-            assert alive, f"ended while waiting for {words!r}:\n{self.received}"
-        raise AssertionError(f"no {words!r} on the screen:\n{self.screen}")
+            assert is_running, f"ended while waiting for {text!r}:\n{self.received}"
+        raise AssertionError(f"no {text!r} on the screen:\n{self.screen}")
 
     def save(self, file: Path, **bodies: str) -> None:
         """Save a file with some blanks replaced."""
-        pieces = blanks.split_blanks(file.read_text())
+        segments = blanks.split_blanks(file.read_text())
         file.write_text(
-            blanks.join_segments(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
+            blanks.join_segments(segments, {id: tuple(body.splitlines()) for id, body in bodies.items()})
         )
 
     def wait_for_exit(self) -> int:
@@ -276,11 +276,11 @@ def test_progress_line_is_one_row():
     stream = io.StringIO()
     watch = make_watch(stream)
     watch.check = Check("db", time.monotonic() - 96, step="fused on the virtual GPU: case 13 of 30 (sums)")
-    (drawn,) = watch.terminal.render_rows(watch.format_result())
+    (row,) = watch.terminal.render_rows(watch.format_result())
     watch.terminal.overwrite_row(watch.check.status, watch.status_row)
     output = stream.getvalue()
     assert "\n" not in output and "checking db, 96 s: fused on the virtual…" in output
-    assert "".join(part.text for part in drawn).rstrip() == "checking db, 96 s: fused on the virtual…"
+    assert "".join(part.text for part in row).rstrip() == "checking db, 96 s: fused on the virtual…"
 
 
 @pytest.fixture
@@ -366,9 +366,9 @@ def test_each_changed_save_is_checked_once(watch):
     watch.numpy.touch()
     watch.read(1.0)
     assert watch.received == "", "an unchanged save is ignored"
-    other = watch.numpy.with_suffix(".tmp")
-    other.write_text(text.replace("    # FILL IN (about 1 line)", WRONG_DB, 1))
-    os.replace(other, watch.numpy)
+    temporary = watch.numpy.with_suffix(".tmp")
+    temporary.write_text(text.replace("    # FILL IN (about 1 line)", WRONG_DB, 1))
+    os.replace(temporary, watch.numpy)
     watch.wait("❌ db")
     text = text.replace("    # FILL IN (about 1 line)", RIGHT_DB, 1)
     watch.clear()
@@ -382,10 +382,10 @@ def test_each_changed_save_is_checked_once(watch):
 
 
 def test_broken_file_is_reported_and_watching_continues(watch):
-    saved_text = watch.numpy.read_text()
-    watch.numpy.write_text(saved_text[: saved_text.index("# BLANK-END dW")])
+    text = watch.numpy.read_text()
+    watch.numpy.write_text(text[: text.index("# BLANK-END dW")])
     watch.wait("blank dW has no BLANK-END")
-    watch.numpy.write_text(saved_text.replace("def dW(", "def dW(("))
+    watch.numpy.write_text(text.replace("def dW(", "def dW(("))
     watch.wait("backward.py:")
     watch.numpy.unlink()
     watch.wait("the file is missing")
@@ -400,7 +400,7 @@ def test_broken_file_is_reported_and_watching_continues(watch):
     watch.press("h")
     watch.wait("Hint numpy-db-1")
     watch.numpy.rename(watch.numpy.with_suffix(".folder"))
-    watch.numpy.write_text(saved_text.replace("    # FILL IN (about 1 line)", RIGHT_DB, 1))
+    watch.numpy.write_text(text.replace("    # FILL IN (about 1 line)", RIGHT_DB, 1))
     watch.wait("✅ db")
     assert "Traceback" not in watch.received
 

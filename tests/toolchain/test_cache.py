@@ -63,8 +63,8 @@ def test_full_disk_exits_with_code_5(command_line, monkeypatch, tmp_path):
 @pytest.mark.parametrize("output", ["LLVM ERROR: IO failure on output stream: No space left on device", '{"kind":"error","message":"cannot write to file to filesystem cache since available space(45056) is not enough"}'])  # fmt: skip
 def test_full_disk_in_the_compiler_is_an_environment_problem(tmp_path, output):
     assert isinstance(make_compile_error(tmp_path, output), EnvironmentProblem)
-    located = '{"diagnostic": {"file": "a.mojo", "location": {"line": 3, "column": 7}}, "kind": "error", "message": "x"}\n'
-    assert isinstance(make_compile_error(tmp_path, located + output), CompileFailed)
+    located_entry = '{"diagnostic": {"file": "a.mojo", "location": {"line": 3, "column": 7}}, "kind": "error", "message": "x"}\n'
+    assert isinstance(make_compile_error(tmp_path, located_entry + output), CompileFailed)
 
 
 def test_error_without_home_folder_mentions_the_variable(monkeypatch):

@@ -1,5 +1,5 @@
-// Attention: softmax(scale q k^T + mask) v, with dropout and for sequences of unequal lengths. The Mojo library's part
-// `plan` selects the kernels (harness/nn/kernels/attention/choice.mojo); PyTorch's operations compute other calls.
+// Attention: softmax(scale q k^T + mask) v, with dropout, also for packed sequences. The Mojo library's part `plan`
+// selects the kernels (harness/nn/kernels/attention/choice.mojo); PyTorch's operations compute unsupported calls.
 #include "host.h"
 
 using namespace workbook;
@@ -10,8 +10,8 @@ using c10::SymInt;
 constexpr int64_t CHUNK = 8;  // elements in 16 bytes, the alignment of the kernels' rows
 constexpr int64_t NO_DIAGONAL = (int64_t(1) << 31) - (1 << 20);  // the diagonal without a causal mask
 constexpr int64_t KEEP_ONE = 65536;  // dropout keeps a probability with frequency `keep_threshold` / KEEP_ONE
-constexpr int64_t PORTABLE = 1, LENGTHS = 2, BACKWARD = 4, MASK_GRADIENT = 8;  // bits of a kernel selection
-constexpr int64_t QKV = 7, ATTN_MASK = 8;  // bits of the gradients to compute: query, key or value; mask
+constexpr int64_t PORTABLE = 1, LENGTHS = 2, BACKWARD = 4, MASK_GRADIENT = 8;  // flags for the kernel selection
+constexpr int64_t QKV = 7, ATTN_MASK = 8;  // bits of the requested gradients: query, key or value; mask
 enum Part : int64_t { BASIC, MASK, PORTABLE_PART, DROPOUT, VARLEN };  // parts of the library, as in choice.mojo
 
 Library plan("attention", "plan");
@@ -20,14 +20,14 @@ Library bfloat16_libraries[] = {{"attention", "bfloat16"}, {"attention", "bfloat
 Library float16_libraries[] = {{"attention", "float16"}, {"attention", "float16_mask"},
     {"attention", "float16_portable"}, {"attention", "float16_dropout"}, {"attention", "float16_varlen"}};
 
-std::atomic<bool> portable{false};  // use the portable kernels on Hopper too, for comparisons
+std::atomic<bool> portable{false};  // whether to use the portable kernels also on Hopper, for comparisons
 
 bool has_kernels(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
 
 // The options of a call.
 struct Options {
   double scale;
-  int64_t diagonal;  // a query sees this many keys past its own position
+  int64_t diagonal;  // query s attends to keys up to s + diagonal
   int64_t mask_block;  // an element of the mask applies to this many queries and keys
   int64_t keep_threshold;
 
@@ -47,12 +47,12 @@ struct Options {
   }
 };
 
-// The tensors of a call, [B, heads, length, d]; an additive mask, offsets of sequences, and dropout's random state.
+// The tensors of a call, [B, heads, length, d]; an additive mask, the offsets of sequences, the state of dropout.
 struct Inputs { Tensor q, k, v; Optional mask, offsets, state; };
 
 // ---- Calls of the Mojo library ------------------------------------------------------------------------------
 
-// Returns the size, or 1 if it is unknown during tracing.
+// Returns the size, or 1 if it is symbolic.
 int64_t size_or_one(const SymInt& size) { return size.maybe_as_int().value_or(1); }
 
 // Returns the stride of an axis; for an axis of size 1, any stride that the kernels support.
@@ -101,7 +101,7 @@ struct Call {
       words[STRIDES + 3 * (position - strided) + axis] = kernel_stride(t, axis);
   }
 
-  // Returns the selected kernels and why no faster ones support the call. Bits of `flags`: BACKWARD, MASK_GRADIENT.
+  // Returns the selected kernels, and why faster ones do not support the call. Flags: BACKWARD, MASK_GRADIENT.
   std::pair<int64_t, std::string> select_kernels(int64_t flags) {
     words[SELECTION] = flags | lengths | (portable ? PORTABLE : 0);
     return plan.query("workbook_attention_plan", device, words);
@@ -109,7 +109,7 @@ struct Call {
 
   Library& library(int64_t part) { return (type == at::kHalf ? float16_libraries : bfloat16_libraries)[part]; }
 
-  // Launches the kernels that are selected for a pass, from their part of the library or from `part`.
+  // Launches the kernels selected for a pass, from their part of the library or from `part`.
   void launch(const char* name, int64_t flags, std::optional<Part> part = {}) {
     auto [selection, reason] = select_kernels(flags);
     TORCH_CHECK(selection, "mojo_workbook: attention has no kernel: ", reason);
@@ -120,14 +120,14 @@ struct Call {
 
 // Returns the tensor, or a copy unless rows are contiguous and aligned to 16 bytes, and no axis is broadcast.
 Tensor align_rows(const Tensor& t) {
-  bool fits = (t.size(3) == 1 || t.stride(3) == 1) && address(t) % 16 == 0;
+  bool is_aligned = (t.size(3) == 1 || t.stride(3) == 1) && address(t) % 16 == 0;
   for (int axis = 0; axis < 3; ++axis)
-    fits = fits && (t.size(axis) == 1 || (t.stride(axis) > 0 && t.stride(axis) % CHUNK == 0));
-  return fits ? t : t.clone(at::MemoryFormat::Contiguous);
+    is_aligned = is_aligned && (t.size(axis) == 1 || (t.stride(axis) > 0 && t.stride(axis) % CHUNK == 0));
+  return is_aligned ? t : t.clone(at::MemoryFormat::Contiguous);
 }
 Optional contiguous(const Optional& t) { return t ? Optional(t->contiguous()) : t; }
 
-// Returns strides for [B, N, S, d]; with `heads_last` a contiguous [B, S, N, d], so that merging heads needs no copy.
+// Returns strides for [B, N, S, d]: contiguous, or with `heads_last` as [B, S, N, d], to merge heads without a copy.
 template <class Int>
 std::array<Int, 4> dense_strides(at::ArrayRef<Int> size, bool heads_last) {
   if (heads_last) return {size[1] * size[2] * size[3], size[3], size[1] * size[3], Int(1)};
@@ -166,8 +166,8 @@ Tensors2 forward_meta(const Tensor& q, const Tensor&, const Tensor&, const Optio
   return {meta_like(q), at::empty_symint(q.sym_sizes().slice(0, 3), q.options().dtype(at::kFloat))};
 }
 
-// The backward pass from the output and the gradient of lse, or from delta of whole rows if the call covers only some
-// of the keys. Returns the gradients of query, key, value and mask (in the mask's shape), empty if not needed.
+// The backward pass from the output and the gradient of lse, or from delta of entire rows if the call has only a part
+// of the keys. Returns the gradients of query, key, value and mask (in the mask's shape), empty if not requested.
 Tensors4 backward_device(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v, const Optional& out,
                      const Tensor& lse, const Optional& delta, const Optional& grad_lse, const Optional& mask,
                      const Optional& offsets, const Optional& state, double scale, std::optional<int64_t> diagonal,
@@ -185,15 +185,15 @@ Tensors4 backward_device(const Tensor& grad_out, const Tensor& q, const Tensor& 
   Options options(scale, diagonal, mask_block, keep_threshold);
   Tensor dO = align_rows(grad_out), L = lse.contiguous();
   Optional O = out ? align_rows(*out) : out, D = contiguous(delta), dL = contiguous(grad_lse);
-  Call::Roles read{{Call::OUT, O}, {Call::LSE, L}, {Call::GRAD_OUT, dO}, {Call::DELTA, D}, {Call::GRAD_LSE, dL}};
+  Call::Roles inputs{{Call::OUT, O}, {Call::LSE, L}, {Call::GRAD_OUT, dO}, {Call::DELTA, D}, {Call::GRAD_LSE, dL}};
   if (requested & QKV) {
-    Call call(in, options, read);
+    Call call(in, options, inputs);
     call.set_tensor(Call::GRAD_QUERY, dq), call.set_tensor(Call::GRAD_KEY, dk), call.set_tensor(Call::GRAD_VALUE, dv);
     call.launch("workbook_attention_backward", BACKWARD);
   }
   if (requested & ATTN_MASK) {
     in.mask = mask->contiguous();
-    Call call(in, options, read);
+    Call call(in, options, inputs);
     call.set_tensor(Call::GRAD_MASK, grad_mask);
     call.launch("workbook_attention_mask_gradient", BACKWARD | MASK_GRADIENT, MASK);
   }
@@ -210,7 +210,7 @@ Tensors4 backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Te
 
 // ---- Autograd -----------------------------------------------------------------------------------------------
 
-// PyTorch's own operations, which have every derivative; harness/nn/attention_formula.py registers them.
+// Calls PyTorch's own operations, which have all derivatives; registered by harness/nn/attention_formula.py.
 Tensors2 call_formula(const Inputs& in, const Options& o) {
   static auto op = find_operator<decltype(forward_meta)>("mojo_workbook::attention_by_formula");
   return op.call(in.q, in.k, in.v, in.mask, in.offsets, in.state, o.scale, o.causal(), o.mask_block, o.keep_threshold);
@@ -251,8 +251,8 @@ Tensors2 call_kernels(const Inputs& in, const Options& o) {
   return {out, lse};
 }
 
-// Returns the reason why the kernels do not support a call (the backward pass too if a gradient is needed), or nothing.
-std::optional<std::string> unsupported(const Inputs& in, const Options& o, bool backward = false) {
+// Returns the reason why the kernels do not support a call, including its backward pass if a gradient is required.
+std::optional<std::string> find_unsupported(const Inputs& in, const Options& o, bool backward = false) {
   if (in_transform()) return "within a transform of torch.func";
   if (has_tangent(in.q, in.k, in.v, in.mask)) return "in forward mode";
   auto type = in.q.scalar_type();
@@ -275,19 +275,19 @@ std::optional<std::string> unsupported(const Inputs& in, const Options& o, bool 
 
 // ---- Arguments with four axes ---------------------------------------------------------------------------
 
-// Query [B, N, S, d], key and value [B, G, T, d], mask (B, N, S, T or 1 each), the caller's axes [..., N], value's d.
+// Query [B, N, S, d], key and value [B, G, T, d], mask (B, N, S, T or 1 each); the caller's [..., N] and value's d.
 struct Folded : Inputs {
-  c10::SymDimVector lead;
+  c10::SymDimVector leading_axes;
   SymInt columns;
 
   // Returns the output with the caller's axes and number of columns.
   Tensor unfold(const Tensor& out) const {
     bool is_padded = out.sym_size(3) != columns;
-    if (!is_padded && lead.size() == 2) return out;
+    if (!is_padded && leading_axes.size() == 2) return out;
     return unfold_rows(is_padded ? out.slice_symint(3, 0, columns) : out, {out.sym_size(2), columns});
   }
   Tensor unfold_rows(const Tensor& rows, std::initializer_list<SymInt> last_axes) const {
-    auto shape = lead;
+    auto shape = leading_axes;
     shape.append(last_axes.begin(), last_axes.end());
     return rows.reshape_symint(shape);
   }
@@ -301,7 +301,7 @@ Tensor pad_last_axis(const Tensor& t, const SymInt& width) {
 
 Tensor to_four_axes(Tensor mask, c10::SymDimVector scores, at::ScalarType type) {
   if (mask.scalar_type() == at::kBool) {
-    // Convert to an additive mask, 0 for true and -inf for false, with rows that begin at multiples of 16 bytes.
+    // Convert to an additive mask, 0 for true and -inf for false, with rows aligned to 16 bytes.
     auto T = mask.sym_size(-1);
     Tensor rows = T == 1 ? mask : pad_last_axis(mask, round_up_to_chunk(T));
     mask = rows.to(type, false, false, at::MemoryFormat::Contiguous).log_().slice_symint(-1, 0, T);
@@ -313,8 +313,8 @@ Tensor to_four_axes(Tensor mask, c10::SymDimVector scores, at::ScalarType type) 
   return mask.expand_symint(sizes).flatten(0, -4);
 }
 
-// Folds all leading axes but the heads into one batch, and pads both head dimensions to the same whole chunks. Zeros
-// after query and key do not change the scores; zeros after value become output columns that unfold removes.
+// Folds all leading axes except the heads into one batch axis, and pads both head dimensions to the same multiple of a
+// chunk. Padding query and key does not change the scores; padding value adds output columns that unfold removes.
 Folded fold(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask, bool enable_gqa,
             int64_t mask_block = 1) {
   size_t last_axes = enable_gqa ? 3 : 2;
@@ -332,37 +332,38 @@ Folded fold(const Tensor& query, const Tensor& key, const Tensor& value, const O
     return t.dim() == 4 ? t : t.flatten(0, -4);
   };
   Folded folded{{fold_tensor(query), fold_tensor(key), fold_tensor(value), {}, {}, {}}, batch, columns};
-  if (enable_gqa) folded.lead.push_back(query.sym_size(-3));
+  if (enable_gqa) folded.leading_axes.push_back(query.sym_size(-3));
   folded.mask = mask;
   if (mask && mask_block == 1) {
-    auto scores = folded.lead;
+    auto scores = folded.leading_axes;
     scores.push_back(query.sym_size(-2)), scores.push_back(key.sym_size(-2));
     folded.mask = to_four_axes(*mask, scores, query.scalar_type());
   }
   return folded;
 }
 
-// Raises for arguments that do not match; harness/nn/attention_arguments.py lists the conditions.
+// Raises for mismatched arguments; harness/nn/attention_arguments.py has an error message for each condition.
 void check(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask, bool enable_gqa) {
   auto type = query.scalar_type();
   auto on_query_device = [&](const Tensor& t) { return t.layout() == at::kStrided && t.device() == query.device(); };
   auto matches_query = [&](const Tensor& t) {
     return on_query_device(t) && t.dim() >= (enable_gqa ? 3 : 2) && t.scalar_type() == type;
   };
-  bool fits = at::isFloatingType(type) && matches_query(query) && matches_query(key) && matches_query(value) &&
-              key.sym_size(-1) == query.sym_size(-1) && value.sym_size(-2) == key.sym_size(-2) &&
-              key.sym_size(-1) >= 1 && value.sym_size(-1) >= 1;
-  if (fits && enable_gqa) {
+  bool match = at::isFloatingType(type) && matches_query(query) && matches_query(key) && matches_query(value) &&
+               key.sym_size(-1) == query.sym_size(-1) && value.sym_size(-2) == key.sym_size(-2) &&
+               key.sym_size(-1) >= 1 && value.sym_size(-1) >= 1;
+  if (match && enable_gqa) {
     auto N = query.sym_size(-3), G = key.sym_size(-3);
-    fits = value.sym_size(-3) == G && G > 0 && N % G == 0;
+    match = value.sym_size(-3) == G && G > 0 && N % G == 0;
   }
-  if (mask) fits = fits && on_query_device(*mask) && (mask->scalar_type() == at::kBool || mask->scalar_type() == type);
-  TORCH_CHECK_VALUE(fits, "attention: axes, sizes, dtypes or devices do not fit");
+  if (mask)
+    match = match && on_query_device(*mask) && (mask->scalar_type() == at::kBool || mask->scalar_type() == type);
+  TORCH_CHECK_VALUE(match, "attention: axes, sizes, dtypes or devices do not fit");
 }
 
 // ---- The operators ------------------------------------------------------------------------------------------
 
-// A query sees the keys up to `diagonal` past its own position; without `diagonal`, all keys.
+// Query s attends to keys up to s + diagonal; without `diagonal`, to all keys.
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& attn_mask,
                  double dropout_p, std::optional<SymInt> diagonal, std::optional<double> scale, bool enable_gqa) {
   check(query, key, value, attn_mask, enable_gqa);
@@ -370,7 +371,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   auto in = fold(query, key, value, attn_mask, enable_gqa);
   Options o(scale, query, diagonal, 1, dropout_p);
   bool has_dropout = o.keep_threshold != KEEP_ONE;
-  if (!unsupported(in, o)) {
+  if (!find_unsupported(in, o)) {
     if (has_dropout) in.state = at::randint(int64_t(1) << 62, {2}, query.options().dtype(at::kLong));
     return in.unfold(std::get<0>(call_kernels(in, o)));
   }
@@ -381,25 +382,25 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   return in.unfold(torch_op.call(in.q, in.k, in.v, in.mask, has_dropout ? dropout_p : 0, diagonal, o.scale, gqa));
 }
 
-// Returns the output and lse [..., N, S], without dropout. A mask element may apply to a block of queries and keys.
+// Returns the output and lse [..., N, S], without dropout. Each mask element may apply to a block of queries and keys.
 Tensors2 attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& attn_mask,
                        std::optional<SymInt> diagonal, std::optional<double> scale, bool enable_gqa,
                        int64_t mask_block) {
   check(query, key, value, attn_mask, enable_gqa);
   auto in = fold(query, key, value, attn_mask, enable_gqa, mask_block);
   Options o(scale, query, diagonal, mask_block);
-  auto [out, lse] = unsupported(in, o) ? call_formula(in, o) : call_kernels(in, o);
+  auto [out, lse] = find_unsupported(in, o) ? call_formula(in, o) : call_kernels(in, o);
   return {in.unfold(out), in.unfold_rows(lse, {query.sym_size(-2)})};
 }
 
-// Returns the gradients of tensors [B, heads, length, d] from the output or from delta of whole rows.
+// Returns the gradients of tensors [B, heads, length, d] from the output or from delta of entire rows.
 Tensors3 attention_gradients(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
                           const Optional& out, const Tensor& lse, const Optional& delta, const Optional& mask,
                           std::optional<SymInt> diagonal, std::optional<double> scale, int64_t mask_block) {
   Options o(scale, q, diagonal, mask_block);
   bool requires_grad = torch::autograd::compute_requires_grad(grad_out, q, k, v, out, lse, delta, mask) ||
                         has_tangent(grad_out, out, lse, delta);
-  if (requires_grad || unsupported({q, k, v, mask, {}, {}}, o, true)) {
+  if (requires_grad || find_unsupported({q, k, v, mask, {}, {}}, o, true)) {
     static auto op = find_operator<decltype(attention_gradients)>("mojo_workbook::attention_gradients_by_formula");
     return op.call(grad_out, q, k, v, out, lse, delta, mask, diagonal, o.scale, mask_block);
   }
@@ -416,7 +417,7 @@ Tensor attention_varlen(const Tensor& query, const Tensor& key, const Tensor& va
   auto in = fold(heads_first(query), heads_first(key), heads_first(value), {}, true);
   in.offsets = offsets;
   Options o(scale, query, diagonal);
-  auto [out, lse] = unsupported(in, o) ? call_formula(in, o) : call_kernels(in, o);
+  auto [out, lse] = find_unsupported(in, o) ? call_formula(in, o) : call_kernels(in, o);
   return out.slice_symint(3, 0, in.columns).squeeze(0).transpose(0, 1);
 }
 
@@ -425,7 +426,7 @@ std::string attention_explain(const Tensor& query, const Tensor& key, const Tens
                               double dropout_p, std::optional<double> scale, bool enable_gqa, int64_t mask_block) {
   auto in = fold(query, key, value, attn_mask, enable_gqa, mask_block);
   Options o(scale, query, {}, mask_block, dropout_p);
-  if (auto reason = unsupported(in, o)) return "PyTorch's own operations: " + *reason;
+  if (auto reason = find_unsupported(in, o)) return "PyTorch's own operations: " + *reason;
   auto [kernel, reason] = Call(in, o).select_kernels(BACKWARD);
   return std::string(kernel % CHUNK <= 2 ? "wgmma" : "mma.sync") + (reason.empty() ? "" : ": " + reason);
 }
@@ -455,7 +456,7 @@ TORCH_LIBRARY_FRAGMENT(mojo_workbook, m) {
   m.def("attention_portable(bool on) -> ()", [](bool on) { portable = on; });
   m.def("attention_forward" FORWARD_SCHEMA, {tag});
   m.def("attention_backward" GRAD_QKV "Tensor? out, Tensor lse, Tensor? delta, Tensor? grad_lse, Tensor? attn_mask,"
-        " Tensor? offsets, Tensor? state, " OPTIONS ", int wanted) -> (Tensor, Tensor, Tensor, Tensor)", {tag});
+        " Tensor? offsets, Tensor? state, " OPTIONS ", int requested) -> (Tensor, Tensor, Tensor, Tensor)", {tag});
 }
 TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_AUTOCAST, m) {
   m.impl("attention", AutocastWrapper<attention>::call);

@@ -1,8 +1,8 @@
 // Linear + cross-entropy without storing all logits: PyTorch's matmuls on chunks of rows, and one launch per chunk
-// that replaces the logits with their gradient and writes the losses.
+// that overwrites the logits with their gradient and writes the losses.
 //
-// The gradients of a mean or a sum are multiples of those for an incoming gradient of 1, which the forward pass
-// computes. With a loss per row, the backward pass recomputes the logits.
+// For a mean or a sum, the forward pass computes the gradients for an incoming gradient of 1, and the backward pass
+// scales them. For one loss per row, the backward pass recomputes the logits.
 #include "host.h"
 
 #include <torch/csrc/autograd/graph_task.h>
@@ -11,17 +11,17 @@ namespace {
 using namespace workbook;
 using at::Reduction::Mean, at::Reduction::None;
 
-constexpr int64_t INPUT = 1, WEIGHT = 2, BIAS = 4;  // bits of the gradients to compute
-constexpr int64_t KEEP_WIDE = 8;  // leave the gradient of weight in the accumulation dtype if there are several chunks
+constexpr int64_t INPUT = 1, WEIGHT = 2, BIAS = 4;  // bits of the requested gradients
+constexpr int64_t ACCUMULATION_DTYPE = 8;  // return dW in the accumulation dtype if there are several chunks
 constexpr int64_t VECTOR_BYTES = 16;  // bytes per load
 constexpr int64_t MAX_CLASSES = (int64_t{1} << 31) - 4096, MAX_ROWS = (int64_t{1} << 31) - 1;  // 32-bit indices, blocks
-constexpr int64_t CHUNK_ROWS = 2048;  // rows per chunk; with fewer, adding to dW takes as long as the matmuls
+constexpr int64_t CHUNK_ROWS = 2048;  // rows per chunk; with fewer, accumulating dW takes as long as the matmuls
 constexpr int64_t TILE_ROWS = 128;  // rows per tile of a matmul
-constexpr int64_t FIRST_COPY_ELEMENTS = int64_t{1} << 18;  // elements converted to 16 bits through a copy
+constexpr int64_t FIRST_COPY_ELEMENTS = int64_t{1} << 18;  // elements converted to 16 bits through a temporary copy
 
 // ---- Chunks -------------------------------------------------------------------------------------------------
 
-// The options of a loss; the operators take them as a list of integers and a list of reals.
+// The options of a loss, which operators take as a list of integers and a list of reals.
 struct Loss : Numbers {
   int64_t ignore_index, reduction, chunk_rows;
   double smoothing, z, cap;  // cap is 0 for none
@@ -33,7 +33,7 @@ struct Loss : Numbers {
   Loss(at::IntArrayRef integers, at::ArrayRef<double> reals) : Loss(Numbers{integers.vec(), reals.vec()}) {}
 };
 
-// Returns the rows per chunk: multiples of TILE_ROWS that make the chunks as equal as possible.
+// Returns the rows per chunk, a multiple of TILE_ROWS for which the chunks have nearly equal sizes.
 int64_t rows_per_chunk(int64_t rows) {
   auto divide_up = [](int64_t a, int64_t b) { return std::max<int64_t>(1, (a + b - 1) / b); };
   return divide_up(divide_up(rows, divide_up(rows, CHUNK_ROWS)), TILE_ROWS) * TILE_ROWS;
@@ -56,14 +56,14 @@ void launch_rows(const Tensor& logits, const Tensor& losses, const Tensor& targe
        address(scales)});
 }
 
-// Multiplies a tensor in place by a factor in GPU memory; a factor of 1 costs no access to the tensor.
+// Multiplies a tensor in place by a factor in GPU memory; if it is 1, the tensor is not accessed.
 void launch_scale(const Tensor& values, const Tensor& factor) {
   kernels(values.scalar_type())->launch("workbook_cross_entropy_scale", values.device(),
                                         {0, 0, 0, 0, values.numel(), address(values), address(factor)});
 }
 
-// Calls `f` with the range of all classes; for 16-bit dtypes first with the whole vectors and then with the remaining
-// classes, since cuBLAS drops to a fifth of its speed on unaligned rows, such as GPT-2's 50,257 classes.
+// Calls `f` with the range of all classes; for 16-bit dtypes with the range of full vectors and then with the remaining
+// classes, since cuBLAS has only a fifth of its speed on unaligned rows, such as GPT-2's 50,257 classes.
 template <class F>
 void for_each_vector_range(int64_t classes, const Tensor& like, F f) {
   auto width = VECTOR_BYTES / like.element_size();
@@ -81,51 +81,51 @@ void accumulate_matmul(Tensor sums, const Tensor& a, const Tensor& b, bool first
   else at::addmm_out(sums, sums, a.to(dtype), b.to(dtype), beta);
 }
 
-// The sum of dW over chunks. For a 16-bit dW, its memory holds the first rows in float32, converted at the end.
-class WeightSum {
+// The sum of dW over chunks. The memory of a 16-bit dW first contains the sums of some rows in float32.
+class WeightGradientSum {
  public:
-  WeightSum(const Tensor& weight, bool chunked, bool narrow_result) {
+  WeightGradientSum(const Tensor& weight, bool chunked, bool in_weight_dtype) {
     auto dtype = weight.scalar_type(), sums = chunked ? accumulation_dtype(dtype) : dtype;
     auto V = weight.size(0), H = weight.size(1);
-    dW = empty({V, H}, narrow_result ? dtype : sums);
-    pieces = {dW};
+    dW = empty({V, H}, in_weight_dtype ? dtype : sums);
+    row_sums = {dW};
     if (dW.scalar_type() == sums) return;
     auto bytes = static_cast<int64_t>(c10::elementSize(sums));
     auto rows = V * dW.element_size() / bytes / TILE_ROWS * TILE_ROWS;
     auto head = dW.view(-1).view(at::kByte).slice(0, 0, rows * H * bytes).view(sums).view({rows, H});
-    pieces = {head, empty({V - rows, H}, sums)};
+    row_sums = {head, empty({V - rows, H}, sums)};
   }
 
   // Adds dlogits^T x.
   void add(const Tensor& dlogits, const Tensor& x, bool first) {
     int64_t begin = 0;
-    for (auto& piece : pieces) {
-      for_each_vector_range(piece.size(0), x, [&](int64_t from, int64_t to) {
-        accumulate_matmul(piece.slice(0, from, to), dlogits.slice(1, begin + from, begin + to).t(), x, first);
+    for (auto& rows : row_sums) {
+      for_each_vector_range(rows.size(0), x, [&](int64_t from, int64_t to) {
+        accumulate_matmul(rows.slice(0, from, to), dlogits.slice(1, begin + from, begin + to).t(), x, first);
       });
-      begin += piece.size(0);
+      begin += rows.size(0);
     }
   }
 
-  // Returns dW; may be called once.
-  Tensor gradient() {
-    if (pieces.size() == 1) return dW;
-    auto values = pieces[0].view(-1), narrow_dW = dW.view(-1);
-    auto converted = std::min(values.numel(), FIRST_COPY_ELEMENTS);
-    narrow_dW.slice(0, 0, converted).copy_(values.slice(0, 0, converted).clone());
-    while (converted < values.numel()) {
+  // Converts the sums in place and returns dW; may be called once.
+  Tensor finish() {
+    if (row_sums.size() == 1) return dW;
+    auto sums = row_sums[0].view(-1), elements = dW.view(-1);
+    auto converted = std::min(sums.numel(), FIRST_COPY_ELEMENTS);
+    elements.slice(0, 0, converted).copy_(sums.slice(0, 0, converted).clone());
+    while (converted < sums.numel()) {
       // Converted elements have half the bytes, so they overwrite only elements that have been read.
-      auto end = std::min(2 * converted, values.numel());
-      narrow_dW.slice(0, converted, end).copy_(values.slice(0, converted, end));
+      auto end = std::min(2 * converted, sums.numel());
+      elements.slice(0, converted, end).copy_(sums.slice(0, converted, end));
       converted = end;
     }
-    dW.slice(0, pieces[0].size(0)).copy_(pieces[1]);
+    dW.slice(0, row_sums[0].size(0)).copy_(row_sums[1]);
     return dW;
   }
 
  private:
   Tensor dW;
-  std::vector<Tensor> pieces;
+  std::vector<Tensor> row_sums;
 };
 
 struct Results { Tensor losses, dx, dW, db; };
@@ -139,9 +139,9 @@ Results compute(const Tensor& input, const Tensor& weight, const Optional& bias,
   Results results{empty({rows}, accumulation_dtype(dtype))};
   if (requested & INPUT) results.dx = empty({rows, H}, dtype);
   if (requested & BIAS) results.db = empty({V}, accumulation_dtype(dtype)).zero_();
-  std::optional<WeightSum> sum;
+  std::optional<WeightGradientSum> sum;
   // With fewer features than rows in a chunk, the logits' memory is large enough for a 16-bit copy of dW.
-  if (requested & WEIGHT) sum.emplace(weight, rows > chunk, !(requested & KEEP_WIDE) && H > chunk);
+  if (requested & WEIGHT) sum.emplace(weight, rows > chunk, !(requested & ACCUMULATION_DTYPE) && H > chunk);
   auto width = VECTOR_BYTES / weight.element_size();
   auto buffer = empty({std::min(rows, chunk), (V + width - 1) / width * width}, dtype);
   for (int64_t begin = 0; begin < rows; begin += chunk) {
@@ -163,20 +163,20 @@ Results compute(const Tensor& input, const Tensor& weight, const Optional& bias,
     if (sum) sum->add(logits, x, begin == 0);
     if (results.db.defined()) results.db.add_(logits.sum(0, false, accumulation_dtype(dtype)));
   }
-  if (sum) results.dW = rows ? sum->gradient() : empty(weight.sizes(), dtype).zero_();
+  if (sum) results.dW = rows ? sum->finish() : empty(weight.sizes(), dtype).zero_();
   return results;
 }
 
 // ---- The leaf operators -------------------------------------------------------------------------------------
 
-// Returns whether the backward pass applies the mean's factor 1 / count; until then the gradient of weight stays
-// float32, since in float16 it would underflow before a gradient scaler's factor is applied.
+// Returns whether the backward pass applies the mean's factor 1 / count. Until then the gradient of weight is float32,
+// since in float16 it would underflow before the factor of a gradient scaler is applied.
 bool defers_mean_division(const Tensor& input, const Loss& loss) {
   return loss.reduction == Mean && input.scalar_type() == at::kHalf;
 }
 
-// Returns the loss; dx, dW and db for an incoming gradient of 1, empty if not needed or computed in the backward pass;
-// and the deferred factor of these gradients, if any.
+// Returns the loss; dx, dW and db for an incoming gradient of 1, empty if not requested or computed in the backward
+// pass; and the deferred factor of these gradients, if any.
 Tensors5 forward(const Tensor& input, const Tensor& weight, const Optional& bias, const Tensor& target,
              at::IntArrayRef integers, at::ArrayRef<double> reals, int64_t requested) {
   c10::DeviceGuard guard(input.device());
@@ -190,9 +190,9 @@ Tensors5 forward(const Tensor& input, const Tensor& weight, const Optional& bias
     if (defers_mean_division(input, loss)) deferred_scale = scales.reshape({}), scales = Tensor();
   }
   if (!scales.defined()) scales = empty({1}, accumulation_dtype(dtype)).fill_(1);
-  auto flat = input.reshape({rows.numel(), input.size(-1)});
-  auto flags = requested | (deferred_scale.defined() ? KEEP_WIDE : 0);
-  auto results = compute(flat, weight, bias, rows, scales, loss, loss.reduction == None || !requested ? 0 : flags);
+  auto x = input.reshape({rows.numel(), input.size(-1)});
+  auto flags = requested | (deferred_scale.defined() ? ACCUMULATION_DTYPE : 0);
+  auto results = compute(x, weight, bias, rows, scales, loss, loss.reduction == None || !requested ? 0 : flags);
   auto dtype_until_scaled = deferred_scale.defined() ? accumulation_dtype(dtype) : dtype;
   if (results.dx.defined()) results.dx = results.dx.view(input.sizes());
   if (results.dW.defined()) results.dW = results.dW.to(dtype_until_scaled);
@@ -216,14 +216,14 @@ Tensors5 forward_meta(const Tensor& input, const Tensor& weight, const Optional&
           meta_result(deferred_scale, {}, sums)};
 }
 
-// Returns dx, dW and db from the gradients of the rows' losses; gradients that are not needed are empty.
+// Returns dx, dW and db from the gradients of the rows' losses; gradients that are not requested are empty.
 Tensors3 backward(const Tensor& grad, const Tensor& input, const Tensor& weight, const Optional& bias,
                const Tensor& target, at::IntArrayRef integers, at::ArrayRef<double> reals, int64_t requested) {
   c10::DeviceGuard guard(input.device());
   auto dtype = input.scalar_type();
   auto rows = target.reshape(-1).contiguous(), scales = grad.reshape(-1).contiguous();
-  auto flat = input.reshape({rows.numel(), input.size(-1)});
-  auto results = compute(flat, weight, bias, rows, scales, Loss(integers, reals), requested);
+  auto x = input.reshape({rows.numel(), input.size(-1)});
+  auto results = compute(x, weight, bias, rows, scales, Loss(integers, reals), requested);
   for (auto* tensor : {&results.dW, &results.db}) if (tensor->defined()) *tensor = tensor->to(dtype);
   if (results.dx.defined()) results.dx = results.dx.view(input.sizes());
   return {or_empty(results.dx, dtype), or_empty(results.dW, dtype), or_empty(results.db, dtype)};
@@ -239,7 +239,7 @@ Tensors3 backward_meta(const Tensor&, const Tensor& input, const Tensor& weight,
 
 // ---- The operator -------------------------------------------------------------------------------------------
 
-// PyTorch's own operations, with all their derivatives; harness/nn/cross_entropy.py registers them.
+// Calls PyTorch's own operations, which have all derivatives; registered by harness/nn/cross_entropy.py.
 Tensor call_torch(const Tensor& input, const Tensor& weight, const Optional& bias, const Tensor& target,
                   const Loss& l) {
   using Signature = Tensor(const Tensor&, const Tensor&, const Optional&, const Tensor&, int64_t, double, int64_t,
@@ -249,25 +249,25 @@ Tensor call_torch(const Tensor& input, const Tensor& weight, const Optional& bia
 }
 
 bool kernels_support(const Tensor& input, const Tensor& weight, const Optional& bias, const Tensor& target) {
-  auto fits = [&](const Tensor& t) { return t.scalar_type() == input.scalar_type() && t.device() == input.device(); };
-  if (input.device().type() != DEVICE || input.dim() < 1 || weight.dim() != 2 || !fits(weight)) return false;
+  auto match = [&](const Tensor& t) { return t.scalar_type() == input.scalar_type() && t.device() == input.device(); };
+  if (input.device().type() != DEVICE || input.dim() < 1 || weight.dim() != 2 || !match(weight)) return false;
   if (target.scalar_type() != at::kLong || target.device() != input.device()) return false;
   auto V = weight.sym_size(0);
   if (weight.sym_size(1) != input.sym_size(-1) || V < 1 || V > MAX_CLASSES) return false;
   if (target.sym_sizes() != input.sym_sizes().slice(0, input.dim() - 1)) return false;
-  if (bias && !(fits(*bias) && bias->dim() == 1 && bias->sym_size(0) == V)) return false;
+  if (bias && !(match(*bias) && bias->dim() == 1 && bias->sym_size(0) == V)) return false;
   if (in_transform() || has_tangent(input, weight, bias)) return false;
   auto* library = kernels(input.scalar_type());
   return library && library->available(input.device());
 }
 
-// Returns whether a kernel may write to a saved tensor: it has no subclass, and no mode traces it.
+// Returns whether a kernel may write to a saved tensor: not a tensor subclass, and not traced by a mode.
 bool is_plain(const Tensor& t) {
   return !t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize})) &&
          !c10::impl::TorchDispatchModeTLS::any_modes_set() && t.device().type() == DEVICE && !t.is_meta();
 }
 
-// Saves input, weight, bias, target; dx, dW, db and their factor if the forward pass has computed them.
+// Saves input, weight, bias, target; also dx, dW, db and their factor if the forward pass has computed them.
 struct Operator {
   static constexpr auto NAME = "LinearCrossEntropyBackward";
   static constexpr size_t INPUTS = 3, SAVED = 8;

@@ -1,5 +1,5 @@
-// Code shared by the layers' operators: Mojo libraries, launches, memory, and the conditions under which PyTorch's own
-// operations run instead. It needs no CUDA headers: the kernels are C functions of Mojo libraries.
+// Code shared by the layers' operators: Mojo libraries, launches, memory, and the conditions for using PyTorch's own
+// operations instead. It needs no CUDA headers, because the kernels are launched by C functions of Mojo libraries.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -59,14 +59,14 @@ inline int64_t current_stream(c10::Device device) {
   return reinterpret_cast<int64_t>(c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
 }
 
-// Returns a function of the CUDA driver, or null without a driver.
+// Returns a function of the CUDA driver, or null if there is no driver.
 template <class F>
 F driver_function(const char* name) {
   static void* driver = dlopen("libcuda.so.1", RTLD_NOW);
   return driver ? reinterpret_cast<F>(dlsym(driver, name)) : nullptr;
 }
 
-// Returns whether a CUDA graph is capturing the current stream. In tests on CPU tensors the environment decides.
+// Returns whether a CUDA graph is capturing the current stream. Tests on CPU tensors set an environment variable.
 inline bool is_capturing(c10::Device device) {
   if (device.is_cpu()) return std::getenv("WORKBOOK_CAPTURING") != nullptr;
   static auto get_status = driver_function<int (*)(int64_t, int*)>("cuStreamIsCapturing");
@@ -74,8 +74,8 @@ inline bool is_capturing(c10::Device device) {
   return get_status && get_status(current_stream(device), &status) == 0 && status == 1;
 }
 
-// Runs this thread's first matmul on a GPU, for which PyTorch creates a cuBLAS handle. During a capture this is
-// allowed only in relaxed mode and on a stream that is not being captured.
+// Runs this thread's first matmul on a GPU, in which PyTorch creates a cuBLAS handle. During a capture this is allowed
+// only in relaxed mode and on a stream that is not being captured.
 inline void prepare_cublas(c10::Device device) {
   static thread_local std::array<bool, 64> ready{};
   size_t index = device.index();
@@ -92,21 +92,21 @@ inline void prepare_cublas(c10::Device device) {
   ready[index] = true;
 }
 
-// Side streams of a CUDA graph in addition to the current stream. In tests on CPU tensors there is only one stream.
+// Additional streams for branches of a CUDA graph. Tests on CPU tensors have only one stream.
 class SideStreams {
  public:
   explicit SideStreams(c10::Device device) : device(device), guard(device.type()), main(guard.getStream(device)) {}
 
-  // Runs `work` on another stream, after that stream has waited for the main stream.
-  template <class Work>
-  void run(Work work) {
-    if (device.is_cpu()) return work();
+  // Calls a function on another stream, which first waits for the main stream.
+  template <class Function>
+  void run(Function function) {
+    if (device.is_cpu()) return function();
     auto side = main;
     while (side == main || std::count(sides.begin(), sides.end(), side)) side = guard.getStreamFromGlobalPool(device);
     wait(side, main);
     sides.push_back(side);
     c10::StreamGuard current(side);
-    work();
+    function();
   }
 
   // Makes the main stream wait for all side streams.
@@ -129,32 +129,33 @@ class SideStreams {
 
 // ---- Mojo libraries -----------------------------------------------------------------------------------------
 
-// A function of a Mojo library: takes 64-bit words; returns the bytes of workspace (or a result), or -1 and a message.
+// A function of a Mojo library: takes arguments as 64-bit words; returns the size of the workspace in bytes (or another
+// result), or -1 and an error message.
 using Function = int64_t (*)(const int64_t* words, char* message, int64_t capacity);
 using Words = c10::SmallVector<int64_t, 64>;
-// Opens the library "layer/part" for a GPU, building it if necessary; returns the library's handle to the GPU and
-// writes the dlopen handle, or warns and returns NONE. Set by harness/nn/host/__init__.py.
+// Opens the library "layer/part" for a GPU, built if necessary; returns the library's handle of the GPU and writes the
+// dlopen handle, or warns and returns NONE. Set by harness/nn/host/__init__.py.
 using Open = int64_t (*)(const char* layer, const char* part, int64_t index, void** dl_handle);
 static Open open_library = nullptr;
 
-// One Mojo library: a layer's kernels for one part, which is a dtype or a feature of a dtype. It is built and opened
-// when first used on a device; a failure is not retried.
+// The Mojo library with a layer's kernels for one part, a dtype and optionally a feature. It is built and opened on its
+// first use on a device; a failure is not retried.
 class Library {
  public:
   Library(const char* layer, const char* part) : layer(layer), part(part) {}
 
   bool available(c10::Device device) { return find(device) > 0; }
 
-  // Calls a function without launches, such as kernel selection; returns its result and its message.
+  // Calls a function that launches nothing, such as kernel selection; returns its result and message.
   std::pair<int64_t, std::string> query(const char* name, c10::Device device, const Words& words) {
     return handle(device), call(name, words);
   }
 
-  // Launches on the current stream. Words 0 to 3 are set here: GPU, stream, workspace and its size in bytes.
+  // Launches kernels on the current stream. Sets words 0 to 3: GPU, stream, workspace and its size in bytes.
   void launch(const char* name, c10::Device device, Words words) {
     auto gpu = handle(device);
     std::lock_guard<std::mutex> guard(launch_mutex);  // the Mojo side keeps a list of loaded kernels
-    words[0] = 0;  // no GPU: only compute the size of the workspace
+    words[0] = 0;  // without a GPU, the function only computes the size of the workspace
     words[3] = call(name, words).first;
     auto workspace = words[3] ? c10::GetAllocator(DEVICE)->allocate(words[3]) : c10::DataPtr();
     words[0] = gpu;
@@ -234,14 +235,14 @@ auto find_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// Calls an operator that has no derivative except through OperatorNode.
+// Calls an operator below autograd; OperatorNode differentiates it.
 template <class Operator, class... Arguments>
 auto call_below_autograd(const Operator& op, Arguments&&... arguments) {
   at::AutoDispatchBelowADInplaceOrView below;
   return op.call(std::forward<Arguments>(arguments)...);
 }
 
-// Returns whether a transform of torch.func (grad, vmap, jvp, ...) is active. The front mode is off while a transform
+// Returns whether a transform of torch.func (grad, vmap, jvp, ...) is active. FrontMode is excluded while a transform
 // decomposes an operator. Without a kernel for FuncTorchBatchedDecomposition, vmap loops over the batch.
 inline bool in_transform() {
   using c10::DispatchKey;
@@ -256,19 +257,19 @@ bool has_tangent(const T&... tensors) {
   return (torch::autograd::isFwGradDefined(Optional(tensors)) || ...);
 }
 
-// Disables autograd and autocast for PyTorch's operations in an operator's kernel.
+// Disables autograd and autocast for PyTorch's operations within an operator.
 struct BelowAutograd {
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard without{at::autocast_dispatch_keyset};
 };
 
-// Casts a floating-point tensor to a dtype, such as autocast's; a parameter is cast once per autocast region.
+// Casts a floating-point tensor to autocast's dtype; a parameter is cast only once in an autocast region.
 inline Tensor autocast_to(at::ScalarType dtype, const Tensor& t) { return at::autocast::cached_cast(dtype, t, DEVICE); }
 inline Optional autocast_to(at::ScalarType dtype, const Optional& t) { return t ? autocast_to(dtype, *t) : t; }
 template <class T>
 const T& autocast_to(at::ScalarType, const T& option) { return option; }
 
-// Wraps a function to cast its tensors to autocast's dtype.
+// Wraps a function that requires its tensors in autocast's dtype.
 template <auto function>
 struct AutocastWrapper;
 template <class Result, class... Arguments, Result (*function)(Arguments...)>
@@ -283,13 +284,13 @@ struct AutocastWrapper<function> {
 
 using NodePtr = decltype(torch::autograd::Edge::function);  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15
 
-// The non-tensor arguments that a backward pass needs.
+// The non-tensor arguments of a backward pass.
 struct Numbers { std::vector<int64_t> integers; std::vector<double> reals; };
 
-// The autograd node of an operator. `Op` has NAME, the numbers of gradients (INPUTS) and of saved tensors (SAVED),
+// The autograd node of an operator. `Op` defines NAME, the numbers of gradients (INPUTS) and of saved tensors (SAVED),
 // OUTPUTS with a bit for each saved tensor that is an output, and two static functions: `gradients` computes the
-// gradients in `needed`, a bit for each input, with the kernels; `recompute_with_torch` returns the inputs and the
-// outputs that PyTorch recomputes from them, for create_graph.
+// gradients in `needed`, a bit for each input, with the kernels; `recompute_with_torch` returns the inputs, and the
+// outputs recomputed by PyTorch, for create_graph.
 template <class Op>
 struct OperatorNode : Node {
   std::vector<SavedVariable> saved;
@@ -314,7 +315,7 @@ struct OperatorNode : Node {
     return results;
   }
 
-  // Compiled autograd traces `gradients` as a single function of tensors and numbers.
+  // Compiled autograd traces `gradients` as one function of tensors and numbers.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     for (size_t i = 0; i < Op::SAVED; ++i) args.collect(saved[i], Op::OUTPUTS >> i & 1);
     args.collect(numbers.integers), args.collect(numbers.reals);
@@ -368,7 +369,7 @@ struct OperatorNode : Node {
   }
 };
 
-// Records a call for the backward pass: sets the node of its outputs, with edges to its inputs and the saved tensors.
+// Records a call for the backward pass: creates the node of its outputs, with edges to its inputs and saved tensors.
 template <class Op, class... Input>
 void record(const variable_list& outputs, const std::vector<Optional>& saved, Numbers numbers, const Input&... inputs) {
   auto node = [] {
@@ -390,7 +391,7 @@ void record(const variable_list& outputs, const std::vector<Optional>& saved, Nu
   TORCH_LIBRARY_IMPL(mojo_workbook, Meta, m) { m.impl(name, meta); }                                          \
   TORCH_LIBRARY_IMPL(mojo_workbook, Autograd, m) { m.impl(name, torch::autograd::autogradNotImplementedFallback()); }
 
-// harness/nn/host/__init__.py calls this once after loading.
+// Called by harness/nn/host/__init__.py after loading.
 extern "C" __attribute__((visibility("default"))) void workbook_set_open(workbook::Open function) {
   workbook::open_library = function;
 }

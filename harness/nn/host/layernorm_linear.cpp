@@ -1,27 +1,28 @@
-// LayerNorm + Linear: y = linear(layer_norm(x)), with this project's row kernels and either its own matmuls or
-// PyTorch's, as selected in harness/nn/kernels/layernorm_linear/plan.mojo.
+// LayerNorm + Linear: y = linear(layer_norm(x)), with Mojo kernels for the LayerNorm, and either Mojo's or PyTorch's
+// matmuls, as selected by harness/nn/kernels/layernorm_linear/plan.mojo.
 #include "host.h"
 
 using namespace workbook;
 
 namespace {
-// Bits of the gradients to compute: dW, db, dx, and dgamma with dbeta.
+// Bits of the requested gradients: dW, db, dx, and dgamma with dbeta.
 constexpr int64_t WEIGHT = 1, BIAS = 2, INPUT = 4, NORM = 8;
-// Further bits for the Mojo library: dln is passed in; ln_out is needed for the matmul dW; both, with few rows and dx
-// separate from dln, so that one launch computes the rest; ln_out is needed transposed; use few partial sums.
-constexpr int64_t DLN_COMPUTED = 16, LN_OUT_REQUESTED = 32, FEW_ROWS = 64, TRANSPOSED = 128, FEW_PARTIALS = 256;
-// Bits of the options: float32 as split float16 (bit 0); least memory; use the plan in the bits from PLAN_SHIFT on
-// instead of selecting one, for measurements and tests.
+// Further bits for the Mojo library:
+constexpr int64_t DLN_COMPUTED = 16, LN_OUT_REQUESTED = 32;  // dln is an argument; ln_out is returned for the matmul dW
+constexpr int64_t FEW_ROWS = 64;  // both, and one launch computes everything else; dx must not share memory with dln
+constexpr int64_t TRANSPOSED = 128, FEW_PARTIALS = 256;  // ln_out is stored transposed; use few partial sums
+// Bits of the options: use the least memory; use the plan in the bits from PLAN_SHIFT on, for measurements and tests.
+// Bit 0 (float32 as split float16) is read only by the plan.
 constexpr int64_t LEAST_MEMORY = 2, FORCED_PLAN = 4, PLAN_SHIFT = 3;
 enum Gemm : int64_t { MOJO, TORCH, PADDED };
 
-constexpr int64_t MAX_ROWS = (int64_t(1) << 31) - 1, MAX_WIDTH = 1 << 20;  // maximum rows and O, and H, of the kernels
-constexpr int64_t MAX_SMALL_ROWS = 64;  // with more rows, adding columns row by row takes longer than a launch
-constexpr int64_t MIN_BIAS_STREAM_ELEMENTS = 1 << 19;  // elements of dY for its column sums to get a separate stream
+constexpr int64_t MAX_ROWS = (int64_t(1) << 31) - 1, MAX_WIDTH = 1 << 20;  // limits of the kernels: rows and O; H
+constexpr int64_t MAX_SMALL_ROWS = 64;  // with more rows, summing columns row by row takes longer than a launch
+constexpr int64_t MIN_BIAS_STREAM_ELEMENTS = 1 << 19;  // minimum elements of dY for a separate stream for db
 constexpr int64_t ALIGNED_ELEMENTS = 8;  // 16-bit elements in a 16-byte vector
-// Minimum multiply-adds, and elements of dW, for dW in TF32 to read ln_out transposed: Hopper's tensor cores need both
-// factors contiguous along the inner dimension, and cuBLAS transposes others first.
-constexpr int64_t MIN_TRANSPOSED_WORK = int64_t(1) << 33, MIN_TRANSPOSED_ELEMENTS = 1 << 21;
+// Minimum multiply-adds, and elements of dW, from which dW in TF32 reads a transposed ln_out: Hopper's tensor cores
+// require operands that are contiguous along the inner dimension, and cuBLAS first transposes others.
+constexpr int64_t MIN_TRANSPOSED_FMAS = int64_t(1) << 33, MIN_TRANSPOSED_ELEMENTS = 1 << 21;
 
 Library bfloat16_library("layernorm_linear", "bfloat16"), float16_library("layernorm_linear", "float16"),
     float32_library("layernorm_linear", "float32"), bfloat16_mixed_library("layernorm_linear", "bfloat16_mixed"),
@@ -43,11 +44,11 @@ struct Inputs {
   const Optional& bias;
 };
 
-// Returns whether a matrix is the transpose of a contiguous one, which needs no copy.
+// Returns whether a matrix is the transpose of a contiguous one; then it need not be copied.
 bool is_transposed(const Tensor& W) { return !W.is_contiguous() && W.dim() == 2 && W.t().is_contiguous(); }
 
 // Returns whether the kernels support these shapes and dtypes.
-bool fits(const Inputs& in) {
+bool kernels_support(const Inputs& in) {
   auto& [x, gamma, beta, W, bias] = in;
   auto strided = [&](const Tensor& t) { return t.device() == x.device() && t.layout() == at::kStrided; };
   if (x.dim() < 1 || W.dim() != 2 || !strided(x) || !strided(W)) return false;
@@ -63,21 +64,21 @@ bool fits(const Inputs& in) {
 
 // ---- One call -----------------------------------------------------------------------------------------------
 
-// The part of a call that both passes share: sizes, dtypes and the selected matmuls.
+// The sizes, dtypes and selected matmuls of a call, for both passes.
 struct Call {
   int64_t rows, H, O, options;
   at::ScalarType x_type, type;  // dtype of x, gamma and beta; dtype of all other tensors
   c10::Device device;
-  bool transposed;  // whether W is stored as [H, O], as in GPT-2; then dW is too
+  bool transposed;  // whether W, and therefore dW, is stored as [H, O], as in GPT-2
   Library* library;
-  int64_t bits;  // the selected matmuls, as plan.mojo packs them
+  int64_t bits;  // the selected matmuls, as encoded by plan.mojo
   Gemm output, dln, dW;
   bool two_streams;  // whether the backward pass computes dW on a separate stream
-  int64_t dW_elements;  // size of dW's buffer in elements, if it first holds a copy of W
+  int64_t dW_elements;  // elements of dW's buffer if it first contains a copy of W
 
   Call(const Inputs& in, int64_t options, std::optional<bool> captured = {})
       : options(options), x_type(in.x.scalar_type()), type(in.W.scalar_type()), device(in.x.device()) {
-    TORCH_CHECK(fits(in), "layernorm_linear: the kernels do not support tensors of these shapes and dtypes");
+    TORCH_CHECK(kernels_support(in), "layernorm_linear: the kernels do not support tensors of these shapes and dtypes");
     H = in.W.size(1), O = in.W.size(0), rows = in.x.numel() / H;
     transposed = is_transposed(in.W);
     library = library_for(x_type, type);
@@ -130,7 +131,7 @@ Tensors2 forward_device(const Tensor& x_, const Optional& gamma, const Optional&
   }
   Tensor y = at::linear(ln_out, W, c);
   if (columns != O) y = y.narrow(1, 0, O).clone(at::MemoryFormat::Contiguous);
-  return {y.resize_(sizes), statistics};  // not a view, since the caller may change y in place
+  return {y.resize_(sizes), statistics};  // not a view, because the caller may modify y in place
 }
 
 Tensors2 forward_meta(const Tensor& x, const Optional&, const Optional&, const Tensor& W, const Optional&, double,
@@ -145,14 +146,14 @@ Tensors2 forward_meta(const Tensor& x, const Optional&, const Optional&, const T
 
 struct Gradients { Tensor dx, dgamma, dbeta, dW, db; };
 
-// A backward pass: its tensors, which are contiguous except for a transposed W, and the ways to compute it.
+// A backward pass: its tensors, which are contiguous except for a transposed W, and its algorithms.
 struct Pass {
   Call& call;
   Tensor dy, x, statistics, g, b, W;
 
   static bool can_split(int64_t requested) { return requested & WEIGHT && requested & (INPUT | NORM); }
 
-  // Computes the gradients; with the least memory if that option is set or an allocation fails.
+  // Computes the gradients, with the least memory if this option is set or an allocation fails.
   Gradients run(int64_t requested) {
     if (call.options & LEAST_MEMORY)
       return can_split(requested) ? compute_weight_first(requested) : compute_all(requested | FEW_PARTIALS);
@@ -164,7 +165,7 @@ struct Pass {
     return compute_weight_first(requested);
   }
 
-  // Computes dW and then the rest: ln_out is freed before dln is allocated.
+  // Computes dW first, so that ln_out is freed before dln is allocated.
   Gradients compute_weight_first(int64_t requested) {
     Tensor dW = compute_all(WEIGHT | FEW_PARTIALS).dW;
     auto grads = compute_all((requested & ~WEIGHT) | FEW_PARTIALS);
@@ -185,7 +186,7 @@ struct Pass {
     return grads;
   }
 
-  // Launches the Mojo kernels of a backward pass; the caller passes dln and ln_out if `requested` has those bits.
+  // Launches the Mojo kernels of a backward pass; `requested` determines whether dln and ln_out are required.
   void launch(int64_t requested, Gradients& grads, const Tensor& dln = {}, const Tensor& ln_out = {}) {
     auto vector = [](int64_t n, at::ScalarType type) { return workbook::empty({n}, type); };
     if (requested & NORM) grads.dgamma = vector(call.H, call.x_type), grads.dbeta = vector(call.H, call.x_type);
@@ -197,22 +198,22 @@ struct Pass {
                           rstd, address(g), address(b), address(W), address(dln), address(ln_out)});
   }
 
-  // Computes one matmul or both with PyTorch.
+  // Computes one or both matmuls with PyTorch.
   Gradients compute_with_torch_matmul(int64_t requested) {
     auto [rows, H, O] = std::tuple(call.rows, call.H, call.O);
     Tensor dy_rows = dy.view({rows, O}), dln, ln_out;
     Gradients grads;
-    int64_t parts = requested;
+    int64_t flags = requested;
     if (call.dln != MOJO && requested & (INPUT | NORM)) {
       dln = at::mm(dy_rows, W);
-      parts |= DLN_COMPUTED;
+      flags |= DLN_COMPUTED;
     }
     bool mojo_dW = call.dW == MOJO && requested & WEIGHT;
-    bool few_rows = rows <= std::min(MAX_SMALL_ROWS, O) && parts & DLN_COMPUTED && !mojo_dW && !(parts & FEW_PARTIALS);
-    if (few_rows) parts |= FEW_ROWS;
+    bool few_rows = rows <= std::min(MAX_SMALL_ROWS, O) && flags & DLN_COMPUTED && !mojo_dW && !(flags & FEW_PARTIALS);
+    if (few_rows) flags |= FEW_ROWS;
     if (requested & INPUT) {
-      // dx overwrites dln if the dtypes are equal, except for few rows, where one launch reads dln and writes dx. A
-      // separate dx does not raise the peak, since dW is allocated after dln is freed.
+      // dx overwrites dln if the dtypes are equal, except for few rows, for which one launch reads dln and writes dx. A
+      // separate dx does not increase the peak, because dW is allocated after dln is freed.
       bool overwrites_dln = dln.defined() && !few_rows && call.x_type == call.type;
       grads.dx = overwrites_dln ? dln : workbook::empty({rows, H}, call.x_type);
     }
@@ -221,9 +222,9 @@ struct Pass {
     } else if (requested & WEIGHT) {
       bool transposed_ln_out = !few_rows && prefers_transposed_ln_out();
       ln_out = transposed_ln_out ? workbook::empty({H, rows}, call.type).t() : workbook::empty({rows, H}, call.type);
-      parts = (parts & ~WEIGHT) | LN_OUT_REQUESTED | (transposed_ln_out ? TRANSPOSED : 0);
+      flags = (flags & ~WEIGHT) | LN_OUT_REQUESTED | (transposed_ln_out ? TRANSPOSED : 0);
     }
-    launch(parts, grads, dln, ln_out);
+    launch(flags, grads, dln, ln_out);
     dln.reset();
     if (ln_out.defined()) grads.dW = call.transposed ? at::mm(ln_out.t(), dy_rows).t() : at::mm(dy_rows.t(), ln_out);
     if (grads.dx.defined()) grads.dx.unsafeGetTensorImpl()->set_sizes_contiguous(x.sizes());
@@ -232,14 +233,14 @@ struct Pass {
 
   bool prefers_transposed_ln_out() const {
     int64_t elements = call.H * call.O;
-    return elements >= MIN_TRANSPOSED_ELEMENTS && call.rows * elements >= MIN_TRANSPOSED_WORK && call.rows % 4 == 0 &&
+    return elements >= MIN_TRANSPOSED_ELEMENTS && call.rows * elements >= MIN_TRANSPOSED_FMAS && call.rows % 4 == 0 &&
            call.type == at::kFloat &&
            at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
                at::Float32Precision::TF32;
   }
 
-  // Computes dW, from a separate ln_out, on a second stream; a large dY's column sums, unless this project's matmul
-  // computes them, on a third. Memory that several streams use is of the current stream and lives until they join.
+  // Computes dW from a separate ln_out on a second stream, and db of a large dY on a third unless the Mojo matmul does
+  // it. Memory that several streams use is allocated on the current stream and freed after they have joined.
   Gradients compute_on_two_streams(int64_t requested) {
     SideStreams streams(call.device);
     bool separate_db = requested & BIAS && call.dln != MOJO && call.rows * call.O >= MIN_BIAS_STREAM_ELEMENTS;
@@ -289,7 +290,7 @@ Tensors5 backward_meta(const Tensor&, const Tensor& x, const Tensor&, const Opti
 
 // ---- The operator -------------------------------------------------------------------------------------------
 
-// Computes with PyTorch's own operations, which have all derivatives; `mixed`: in float32, rounded once, for autocast.
+// Calls PyTorch's own operations, which have all derivatives; `mixed` computes the LayerNorm in float32, for autocast.
 Tensor call_torch(const Inputs& in, double eps, bool mixed) {
   auto ln_out = at::layer_norm_symint(in.x, {in.W.sym_size(1)}, in.gamma, in.beta, eps);
   if (mixed && ln_out.scalar_type() == at::kFloat) ln_out = ln_out.to(in.W.scalar_type());
@@ -323,7 +324,7 @@ struct Operator {
 };
 
 bool runs_kernels(const Inputs& in) {
-  return fits(in) && library_for(in.x.scalar_type(), in.W.scalar_type())->available(in.x.device());
+  return kernels_support(in) && library_for(in.x.scalar_type(), in.W.scalar_type())->available(in.x.device());
 }
 
 Tensor call_operator(const Inputs& in, double eps, int64_t options, bool mixed) {
@@ -339,16 +340,16 @@ Tensor call_operator(const Inputs& in, double eps, int64_t options, bool mixed) 
 }
 
 // Calls `run` with the inputs and whether autocast has cast them: the LayerNorm's to float32 and the matmul's to
-// autocast's dtype, as for PyTorch's own layers. If x, gamma and beta have that dtype already, they are not cast,
-// since the kernels read it and compute in float32.
+// autocast's dtype, as for PyTorch's own layers. If x, gamma and beta already have that dtype, they are not cast,
+// because the kernels convert them to float32 themselves.
 template <class Run>
 auto apply_autocast(const Inputs& in, Run run) {
   if (!at::autocast::is_autocast_enabled(DEVICE)) return run(in, false);
   c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
   auto type = at::autocast::get_autocast_dtype(DEVICE);
   auto has_autocast_dtype = [&](const Optional& t) { return !t || !t->defined() || t->scalar_type() == type; };
-  bool stays_narrow = has_autocast_dtype(in.x) && has_autocast_dtype(in.gamma) && has_autocast_dtype(in.beta);
-  auto norm = stays_narrow ? type : at::kFloat;
+  bool no_cast = has_autocast_dtype(in.x) && has_autocast_dtype(in.gamma) && has_autocast_dtype(in.beta);
+  auto norm = no_cast ? type : at::kFloat;
   return run({autocast_to(norm, in.x), autocast_to(norm, in.gamma), autocast_to(norm, in.beta),
               autocast_to(type, in.W), autocast_to(type, in.bias)}, true);
 }
@@ -359,7 +360,7 @@ Tensor layernorm_linear(const Tensor& x, const Optional& g, const Optional& b, c
                      [&](const Inputs& in, bool mixed) { return call_operator(in, eps, options, mixed); });
 }
 
-// Returns the selected matmuls as plan.mojo packs them, or -1 if PyTorch's own operations run.
+// Returns the selected matmuls as encoded by plan.mojo, or -1 if PyTorch's own operations run.
 int64_t plan(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W, const Optional& c,
              int64_t options, bool captured) {
   return apply_autocast({x, g, b, W, c}, [&](const Inputs& in, bool) {
@@ -374,7 +375,7 @@ TORCH_LIBRARY_FRAGMENT(mojo_workbook, m) {
   m.def("layernorm_linear" TENSORS "float eps, int options=0) -> Tensor", layernorm_linear, {tag});
   m.def("layernorm_linear_forward" TENSORS "float eps, int options=0) -> (Tensor, Tensor)", {tag});
   m.def("layernorm_linear_backward(Tensor grad, Tensor x, Tensor statistics, Tensor? ln_weight, Tensor? ln_bias,"
-        " Tensor weight, int wanted, int options=0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", {tag});
+        " Tensor weight, int requested, int options=0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", {tag});
   m.def("layernorm_linear_plan" TENSORS "int options, bool captured) -> int", plan);
 }
 TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_AUTOCAST, m) {

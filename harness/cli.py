@@ -90,7 +90,7 @@ def run_puzzle(options: Options) -> int:
 
     if options.json not in (None, "-"):
         check_target("--json", options.json)
-    if options.work.is_mojo:
+    if options.exercise.is_mojo:
         if options.show is not None:
             from harness.screens.show import show
 
@@ -101,6 +101,6 @@ def run_puzzle(options: Options) -> int:
             from harness.check.profile import CountRequest
 
             dtype, seed, blocks = options.dtype, options.seed, options.blocks
-            counting = CountRequest(options.work, options.variants, options.dims, dtype, seed, blocks)
+            counting = CountRequest(options.exercise, options.variants, options.dims, dtype, seed, blocks)
             return print_counters(console, counting, by_line=options.verbose)
     return check(console, options)

@@ -34,10 +34,10 @@ from harness.toolchain import roots
 from harness.toolchain.disk import make_write_error
 
 
-def make_command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
+def make_command_parser(name: str, description: str | None, nargs: str | None = None) -> Parser:
     """Return a parser for one sub-command; `puzzle` is "?" if the puzzle is optional."""
-    parser = Parser(prog=format_command(name), description=about, allow_abbrev=False)
-    parser.add_argument("puzzle", nargs=puzzle, help="for example p20")
+    parser = Parser(prog=format_command(name), description=description, allow_abbrev=False)
+    parser.add_argument("puzzle", nargs=nargs, help="for example p20")
     return parser
 
 
@@ -49,17 +49,17 @@ def add_rung_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def select_work(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Exercise:
+def select_exercise(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Exercise:
     """Return a rung's file: by default of the last rung with the gate or, without a gate, the current one."""
     if not rung and gate is None:
         return find_current_exercise(list_exercises(puzzle), Progress.load()) or list_exercises(puzzle)[-1]
     return Exercise(puzzle, puzzle.find_rung(rung) if rung else puzzle.find_gate_rung(gate or ""))
 
 
-def select_works(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Exercise]:
+def select_exercises(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Exercise]:
     """Return a command's files: one, or all of an `every_rung` puzzle without --rung and blank."""
     all_files = puzzle.every_rung and not rung and blank is None
-    return list_exercises(puzzle) if all_files else [select_work(puzzle, rung, blank)]
+    return list_exercises(puzzle) if all_files else [select_exercise(puzzle, rung, blank)]
 
 
 def find_puzzles(name: str | None) -> list[Puzzle]:
@@ -83,7 +83,7 @@ def init(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     folder = Path(flags.folder)
     count = workspace.create(folder, book=flags.book)
-    inside = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    cd_prefix = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     lines = [
         f"wrote {format_path(folder)}: {count} files with blanks under problems/, their solutions under solutions/"
     ]
@@ -91,7 +91,7 @@ def init(arguments: list[str]) -> int:
         lines.append(
             f"the book: open {format_path(folder / workspace.BOOK_FOLDER / 'index.html')} in a browser"
         )
-    print_lines(make_console(sys.stdout), [*lines, f"next: {inside}{format_command('list')}"])
+    print_lines(make_console(sys.stdout), [*lines, f"next: {cd_prefix}{format_command('list')}"])
     return 0
 
 
@@ -100,8 +100,8 @@ def update(arguments: list[str]) -> int:
     parser = Parser(prog=format_command("update"), description=update.__doc__, allow_abbrev=False)
     parser.add_argument("--book", action="store_true", help="add the built book if the folder has none yet")
     flags = parser.parse_args(arguments)
-    before, now = workspace.read_version(roots.CHECKOUT), workspace.get_version()
-    if before is None:
+    old_version, new_version = workspace.read_version(roots.CHECKOUT), workspace.get_version()
+    if old_version is None:
         raise UsageError(
             f"not a workbook folder; run this inside one made by `{format_command('init')}`, or `git pull` in a clone"
         )
@@ -116,8 +116,10 @@ def update(arguments: list[str]) -> int:
         )
         for file in updated_files
     ]
-    was = f"; it was of {before}" if before != now else ""
-    print_lines(make_console(sys.stdout), [*lines, f"{roots.CHECKOUT} is as version {now} has it{was}"])
+    note = f"; it was of {old_version}" if old_version != new_version else ""
+    print_lines(
+        make_console(sys.stdout), [*lines, f"{roots.CHECKOUT} is as version {new_version} has it{note}"]
+    )
     return 0
 
 
@@ -135,21 +137,25 @@ def list_puzzles(arguments: list[str]) -> int:
         find_puzzles(flags.puzzle),
     )
     roots.get_problems()  # raises UsageError outside a workbook
-    upcoming = find_current_exercise(
-        [work for puzzle in puzzles for work in list_exercises(puzzle)], progress
+    next_exercise = find_current_exercise(
+        [exercise for puzzle in puzzles for exercise in list_exercises(puzzle)], progress
     )
-    print_lines(console, [format_next(upcoming, progress)] if upcoming else [])
+    print_lines(console, [format_next(next_exercise, progress)] if next_exercise else [])
     if outdated := workspace.describe_outdated(roots.CHECKOUT):
         print_lines(console, [f"note: {outdated}"])
     for puzzle in puzzles:
-        expanded = flags.all or flags.puzzle or (upcoming and puzzle is upcoming.puzzle)
+        expanded = flags.all or flags.puzzle or (next_exercise and puzzle is next_exercise.puzzle)
         if not expanded:
             print_lines(console, format_puzzle(puzzle, progress))
             continue
         print_lines(console, [Text(f"{puzzle.name}  {puzzle.title}", style="bold")])
-        for work in list_exercises(puzzle):
-            is_folded = not (flags.all or flags.puzzle) and upcoming and work.rung.id != upcoming.rung.id
-            print_lines(console, format_gates(work, progress, summary_only=bool(is_folded)))
+        for exercise in list_exercises(puzzle):
+            is_folded = (
+                not (flags.all or flags.puzzle)
+                and next_exercise
+                and exercise.rung.id != next_exercise.rung.id
+            )
+            print_lines(console, format_gates(exercise, progress, summary_only=bool(is_folded)))
     if not (flags.all or flags.puzzle):
         one, every = format_command(f"list {puzzles[-1].name}"), format_command("list --all")
         print_lines(console, [Text(f"gates of another puzzle: `{one}`; of all: `{every}`", style="dim")])
@@ -172,31 +178,33 @@ def hint(arguments: list[str]) -> int:
     flags = parser.parse_intermixed_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     progress = Progress.load()
-    requested = flags.gate or ""
-    prefix, _, suffix = requested.partition("-")
+    requested_gate = flags.gate or ""
+    prefix, _, remainder = requested_gate.partition("-")
     if prefix in RUNG_NAMES:
-        flags.rung, requested = prefix, suffix
-    numbered_hint = re.fullmatch(r"(\w+?)-(\d+)", requested)
-    requested = numbered_hint[1] if numbered_hint else requested
-    validate_gate(puzzle, flags.rung, None if flags.gate is None else requested)
-    candidates = [work for work in list_exercises(puzzle) if requested in work.rung.gates]
+        flags.rung, requested_gate = prefix, remainder
+    numbered_hint = re.fullmatch(r"(\w+?)-(\d+)", requested_gate)
+    requested_gate = numbered_hint[1] if numbered_hint else requested_gate
+    validate_gate(puzzle, flags.rung, None if flags.gate is None else requested_gate)
+    candidates = [exercise for exercise in list_exercises(puzzle) if requested_gate in exercise.rung.gates]
     # A hint's name is unique; a gate's may occur in several files.
     current = None if flags.rung or numbered_hint else find_current_exercise(candidates, progress)
-    work = current or select_work(puzzle, flags.rung, None if flags.gate is None else requested)
-    gate = find_current_blank(work, progress) if flags.gate is None else work.find_gate(requested)
+    exercise = current or select_exercise(puzzle, flags.rung, None if flags.gate is None else requested_gate)
+    gate = (
+        find_current_blank(exercise, progress) if flags.gate is None else exercise.find_gate(requested_gate)
+    )
     if gate is None:
         print("Every blank has passed: no hints are left.")
         return 0
     console, number = make_console(sys.stdout), int(numbered_hint[2]) if numbered_hint else None
-    print_lines(console, read_next_hint(work, gate.id, progress, number, get_page_width(console)))
+    print_lines(console, read_next_hint(exercise, gate.id, progress, number, get_page_width(console)))
     return 0
 
 
-def find_current_blank(work: Exercise, progress: Progress) -> Gate | None:
+def find_current_blank(exercise: Exercise, progress: Progress) -> Gate | None:
     """Return the first gate in progress, else the first that has not passed, or None."""
-    states = work.get_states(progress)
+    states = exercise.get_states(progress)
     return next(
-        (gate for gate in work.gates if states[gate.id] in IN_PROGRESS), work.find_next_gate(progress)
+        (gate for gate in exercise.gates if states[gate.id] in IN_PROGRESS), exercise.find_next_gate(progress)
     )
 
 
@@ -213,9 +221,11 @@ def diff(arguments: list[str]) -> int:
     console, progress, shown_any = make_console(sys.stdout), Progress.load(), False
     puzzle = find_puzzle(flags.puzzle)
     validate_gate(puzzle, flags.rung, flags.gate)
-    for work in select_works(puzzle, flags.rung, flags.gate):
-        gates = work.gates if flags.gate is None else [work.find_gate(flags.gate)]
-        shown_any |= show_difference(console, work, progress, [gate.id for gate in gates], spoil=flags.spoil)
+    for exercise in select_exercises(puzzle, flags.rung, flags.gate):
+        gates = exercise.gates if flags.gate is None else [exercise.find_gate(flags.gate)]
+        shown_any |= show_difference(
+            console, exercise, progress, [gate.id for gate in gates], spoil=flags.spoil
+        )
     return 0 if shown_any else 3
 
 
@@ -230,13 +240,17 @@ def reset(arguments: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     flags = parser.parse_intermixed_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
-    changes = find_changed_files(select_works(puzzle, flags.rung, flags.blank), flags.blank)
+    changes = find_changed_files(select_exercises(puzzle, flags.rung, flags.blank), flags.blank)
     if flags.blank and not flags.rung and not changes:
         # Several rungs may have the gate, and the learner may be working on an earlier one than the last.
-        candidates = [work for work in list_exercises(puzzle) if flags.blank in work.rung.gates]
-        changes = next(filter(None, (find_changed_files([work], flags.blank) for work in candidates)), {})
+        candidates = [exercise for exercise in list_exercises(puzzle) if flags.blank in exercise.rung.gates]
+        changes = next(
+            filter(None, (find_changed_files([exercise], flags.blank) for exercise in candidates)), {}
+        )
     if not (puzzle.every_rung or flags.rung or flags.blank):
-        damaged = find_changed_files([work for work in list_exercises(puzzle) if is_damaged(work)], None)
+        damaged = find_changed_files(
+            [exercise for exercise in list_exercises(puzzle) if is_damaged(exercise)], None
+        )
         changes = damaged or changes or find_changed_files([Exercise(puzzle, puzzle.main_rung)], None)
     if not changes:
         print("Nothing to reset: this is what the puzzle began with.")
@@ -260,27 +274,29 @@ def reset(arguments: list[str]) -> int:
     return 0
 
 
-def find_changed_files(works: Sequence[Exercise], blank: str | None) -> dict[Path, str | Path]:
-    return {path: content for work in works for path, content in find_changes(work, blank).items()}
+def find_changed_files(exercises: Sequence[Exercise], blank: str | None) -> dict[Path, str | Path]:
+    return {
+        path: content for exercise in exercises for path, content in find_changes(exercise, blank).items()
+    }
 
 
-def find_changes(work: Exercise, blank: str | None) -> dict[Path, str | Path]:
+def find_changes(exercise: Exercise, blank: str | None) -> dict[Path, str | Path]:
     """Return the paths that a reset of a file changes, each with its new text or the file to link to."""
-    text = restore.make_restored_text(work.path, work.solution, blank)
-    changes: dict[Path, str | Path] = {} if has_text(work.path, text) else {work.path: text}
-    if blank is None and work.is_mojo:
-        folder, package = work.solution.parent, work.path.parent
+    text = restore.make_restored_text(exercise.path, exercise.solution, blank)
+    changes: dict[Path, str | Path] = {} if has_text(exercise.path, text) else {exercise.path: text}
+    if blank is None and exercise.is_mojo:
+        folder, package = exercise.solution.parent, exercise.path.parent
         for relative in layout.find_layout(folder).links:
             if not layout.is_link_to(package / relative, folder / relative):
                 changes[package / relative] = folder / relative
-        changes |= make_missing_files(work)
+        changes |= make_missing_files(exercise)
     return changes
 
 
-def make_missing_files(work: Exercise) -> dict[Path, str | Path]:
+def make_missing_files(exercise: Exercise) -> dict[Path, str | Path]:
     """Return the puzzle's missing files with blanks, of every rung; existing ones may contain work."""
-    solutions = roots.get_solutions() / work.puzzle.name
-    problems = roots.get_problems() / work.puzzle.name
+    solutions = roots.get_solutions() / exercise.puzzle.name
+    problems = roots.get_problems() / exercise.puzzle.name
     return {
         problems / relative: restore.make_restored_text(problems / relative, solutions / relative)
         for relative in restore.list_missing_files(solutions, problems)
@@ -313,14 +329,14 @@ def verify(arguments: list[str]) -> int:
     parser.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
-    works = [work for puzzle in find_puzzles(flags.puzzle) for work in list_exercises(puzzle)]
-    requested = [work for work in works if flags.rung in (None, work.rung.id)]
-    if not requested:
-        ids = dict.fromkeys(work.rung.id for work in works)
+    exercises = [exercise for puzzle in find_puzzles(flags.puzzle) for exercise in list_exercises(puzzle)]
+    selected = [exercise for exercise in exercises if flags.rung in (None, exercise.rung.id)]
+    if not selected:
+        ids = dict.fromkeys(exercise.rung.id for exercise in exercises)
         raise UsageError(
             f"--rung {flags.rung}: no such rung of {flags.puzzle or 'any puzzle'}; there is {', '.join(ids)}"
         )
-    codes = [verify_work(console, work, verbose=flags.verbose) for work in requested]
+    codes = [verify_exercise(console, exercise, verbose=flags.verbose) for exercise in selected]
     code = next((code for code in (5, 4, 1, 2, 3, 0) if code in codes), 3)
     outcome = OUTCOMES[code].format(diff=format_command(f"diff {flags.puzzle or 'pNN'}"))
     console.print(Text(f"   {outcome}", style="bold"))
@@ -337,23 +353,24 @@ OUTCOMES = {
 }
 
 
-def verify_work(console: Console, work: Exercise, *, verbose: bool = False) -> int | None:
+def verify_exercise(console: Console, exercise: Exercise, *, verbose: bool = False) -> int | None:
     """Check one file, print each gate's result, and return the exit code; None if untouched and optional."""
-    title = f"{work.puzzle.name} {work.rung.label}: {format_path(work.path)}"
+    title = f"{exercise.puzzle.name} {exercise.rung.label}: {format_path(exercise.path)}"
     try:
-        blanks = work.read_blanks()
+        blanks = exercise.read_blanks()
         touched = any(blank.size for blank in blanks.values())
         # An optional rung is not required for a solved puzzle.
-        state = "it is optional" if work.rung.optional else f"{len(blanks)} to solve"
+        state = "it is optional" if exercise.rung.optional else f"{len(blanks)} to solve"
         line = Text(title, style="bold") if touched else Text(f"{title}: untouched ({state})", style="dim")
         console.print(line)
-        if work.is_mojo:
+        if exercise.is_mojo:
             print_lines(
-                console, [f"   note: {make_relative(note)}" for note in layout.check_layout(work.puzzle.name)]
+                console,
+                [f"   note: {make_relative(note)}" for note in layout.check_layout(exercise.puzzle.name)],
             )
         if not touched:
-            return None if work.rung.optional else Unsolved.exit_code
-        return GateCheck(work).run(console)[0]
+            return None if exercise.rung.optional else Unsolved.exit_code
+        return GateCheck(exercise).run(console)[0]
     except WorkbookError as error:
         details = getattr(error, "details", "") if verbose else ""
         print_lines(console, [f"   error: {make_relative(str(error))}", *make_relative(details).splitlines()])
@@ -373,10 +390,10 @@ def watch(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     validate_gate(puzzle, flags.rung, flags.gate)
-    work = select_work(puzzle, flags.rung, flags.gate)
+    exercise = select_exercise(puzzle, flags.rung, flags.gate)
     from harness.screens.watch import Watch
 
-    return Watch(work, flags.gate).run()
+    return Watch(exercise, flags.gate).run()
 
 
 def doctor(arguments: list[str]) -> int:

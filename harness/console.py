@@ -22,12 +22,12 @@ from harness.toolchain.disk import write_target
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-INTERRUPTED = 130
-RESULT_HEAD = r" *(?:[✅❌⏳] \S+ +)?"
+EXIT_INTERRUPTED = 130
+RESULT_PREFIX = r" *(?:[✅❌⏳] \S+ +)?"
 """Pattern of the start of a line: spaces and, in a result's line, a sign and the gate."""
 MIN_COLUMNS = 20
 """Minimum number of columns of a readable layout; a smaller value of COLUMNS is ignored."""
-ASCII_SIGNS = {
+ASCII_SYMBOLS = {
     **{"✅": "ok", "❌": "FAIL", "⏳": "todo", "⏭": "skip", "✎": "edit"},
     **{"✓": "ok", "✗": "FAIL", "▶": ">", "←": "<-", "⋮": ":", "├": "+", "█": "#"},
     **{"┌": "+", "┐": "+", "└": "+", "┘": "+", "■": "#", "•": "*"},
@@ -56,18 +56,18 @@ class Parser(argparse.ArgumentParser):
 # ---- Streams ------------------------------------------------------------------------------------------------
 
 
-def replace_sign(error: UnicodeError) -> tuple[str | bytes, int]:
+def replace_symbol(error: UnicodeError) -> tuple[str | bytes, int]:
     """Handle encoding errors of the standard streams: replace a sign that their encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    sign = error.object[error.start]
-    if "\udc80" <= sign <= "\udcff":  # a byte of a file name that is not UTF-8
-        return bytes([ord(sign) - 0xDC00]), error.start + 1
-    letter = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode()
-    return ASCII_SIGNS.get(sign) or letter or "?", error.start + 1
+    symbol = error.object[error.start]
+    if "\udc80" <= symbol <= "\udcff":  # a byte of a file name that is not UTF-8
+        return bytes([ord(symbol) - 0xDC00]), error.start + 1
+    letter = unicodedata.normalize("NFKD", symbol).encode("ascii", "ignore").decode()
+    return ASCII_SYMBOLS.get(symbol) or letter or "?", error.start + 1
 
 
-codecs.register_error("workbook-plain-signs", replace_sign)
+codecs.register_error("workbook-plain-signs", replace_symbol)
 
 
 def prepare_streams() -> None:
@@ -76,8 +76,8 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for the life of the process)
     for stream in (sys.stdout, sys.stderr):
-        changeable = isinstance(stream, io.TextIOWrapper)  # False if a program has replaced the stream
-        if changeable and stream.errors in ("strict", "surrogateescape", "backslashreplace"):
+        is_reconfigurable = isinstance(stream, io.TextIOWrapper)  # False if a program has replaced the stream
+        if is_reconfigurable and stream.errors in ("strict", "surrogateescape", "backslashreplace"):
             stream.reconfigure(errors="workbook-plain-signs")
 
 
@@ -92,7 +92,7 @@ def report_output_error(error: OSError) -> int:
             print("broken pipe", file=sys.stderr, flush=True)
         except OSError:  # standard error is the same closed pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     print(f"error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
     return EnvironmentProblem.exit_code
 
@@ -168,8 +168,8 @@ def wrap_hanging(console: Console, line: Text, column: int | None = None) -> lis
     By default that is where the line's words start: in a result, after the sign and the gate's name.
     """
     if column is None:
-        beginning = re.match(RESULT_HEAD, line.plain)
-        column = beginning.end() if beginning else 0
+        prefix = re.match(RESULT_PREFIX, line.plain)
+        column = prefix.end() if prefix else 0
     if not column or line.no_wrap or line.cell_len <= console.width or column > console.width // 2:
         return [line]
     head = line[:column]
@@ -206,10 +206,10 @@ Listener = Callable[[str], None]
 _listeners: list[Listener] = []
 
 
-def report_progress(words: str) -> None:
+def report_progress(message: str) -> None:
     """Report progress, such as "case 3 of 18 (wide)", to the newest listener, in the calling thread."""
     if _listeners:
-        _listeners[-1](words)
+        _listeners[-1](message)
 
 
 @contextmanager
@@ -223,10 +223,10 @@ def receive_progress(listener: Listener) -> Generator[None, None, None]:
 
 
 @contextmanager
-def show_progress(console: Console, *, ticking: bool = True) -> Generator["Progress", None, None]:
+def show_progress(console: Console, *, auto_refresh: bool = True) -> Generator["Progress", None, None]:
     """Show progress in one line, erased at the end, if the console is a terminal.
 
-    Without `ticking` it is redrawn only at a report, since a learner's code may print and read meanwhile.
+    Without `auto_refresh` it is redrawn only at a report, since a learner's code may print and read meanwhile.
     """
     # Imported here since most commands show no progress.
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -237,13 +237,13 @@ def show_progress(console: Console, *, ticking: bool = True) -> Generator["Progr
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        auto_refresh=ticking,
+        auto_refresh=auto_refresh,
         disable=not console.is_terminal,
     ) as bars:
         task = bars.add_task("", visible=False)
 
-        def show(words: str) -> None:
-            bars.update(task, description=f"checking: {words}", visible=True, refresh=not ticking)
+        def show(message: str) -> None:
+            bars.update(task, description=f"checking: {message}", visible=True, refresh=not auto_refresh)
 
         with receive_progress(show):
             yield bars

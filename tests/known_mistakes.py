@@ -26,9 +26,9 @@ def is_rejected(reference: Reference, quantities: Sequence[str], mistake: Mistak
             dtype = puzzle.get_output_dtype(quantity, reference.dtype)
             values = np.asarray(getattr(derivation, quantity), np.float64)
             values = values[-1] if values.ndim > truth[quantity].ndim else values  # the last alternative
-            terms = reference.get_terms(case).get(quantity, 0.0)
+            terms = reference.get_term_magnitudes(case).get(quantity, 0.0)
             got = round_to_dtype(values, dtype)
-            if not compare(got, truth[quantity], baseline[quantity], dtype, terms=terms).ok:
+            if not compare(got, truth[quantity], baseline[quantity], dtype, term_magnitude=terms).ok:
                 return True
     return False
 
@@ -50,7 +50,7 @@ def diagnose_values(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] =
             )
             expected = round_to_dtype(truth, "float32")
         terms = puzzle.compute_term_magnitudes(arrays).get(quantity, 0.0)
-        result = compare(got, truth, expected, "float32", terms=terms)
+        result = compare(got, truth, expected, "float32", term_magnitude=terms)
         if not result.ok:
             evidence.append(Evidence(case, arrays, got, truth, np.zeros(truth.shape, bool), result))
     assert evidence, "no case shows it"

@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         twin = re.sub(r"(?<![a-z])float16", "bfloat16", item.nodeid)
         wrong = next(
-            (value for value in get_parameters(item).values() if type(value).__name__ == "WrongKernel"), None
+            (value for value in get_parameters(item).values() if type(value).__name__ == "WrongSolution"),
+            None,
         )
         gate = wrong and (item.nodeid.partition("[")[0], wrong.puzzle, wrong.rung, wrong.gate)
         again = get_parameters(item).get("seed") or (twin != item.nodeid and twin in ids)

@@ -17,11 +17,11 @@ from rich.text import Text
 
 from harness import console
 from harness.console import (
-    ASCII_SIGNS,
+    ASCII_SYMBOLS,
     make_console,
     prepare_streams,
     print_lines,
-    replace_sign,
+    replace_symbol,
     wrap_hanging,
 )
 
@@ -53,9 +53,9 @@ def test_unsupported_characters_are_replaced(encoding, text, expected):
 
 
 def test_undecodable_file_name_bytes_are_preserved():
-    assert replace_sign(UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogate")) == (b"\xff", 2)
+    assert replace_symbol(UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogate")) == (b"\xff", 2)
     with pytest.raises(UnicodeDecodeError):
-        replace_sign(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "not text"))
+        replace_symbol(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "not text"))
 
 
 def test_all_printed_symbols_have_an_ascii_form():
@@ -67,9 +67,9 @@ def test_all_printed_symbols_have_an_ascii_form():
         if ord(sign) > 126
     }
     assert used
-    unknown = {sign for sign in used if replace_sign(UnicodeEncodeError("ascii", sign, 0, 1, ""))[0] == "?"}
+    unknown = {sign for sign in used if replace_symbol(UnicodeEncodeError("ascii", sign, 0, 1, ""))[0] == "?"}
     assert not unknown
-    assert all(plain.isascii() for plain in ASCII_SIGNS.values())
+    assert all(plain.isascii() for plain in ASCII_SYMBOLS.values())
 
 
 @pytest.mark.parametrize(

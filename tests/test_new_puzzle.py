@@ -11,7 +11,7 @@ from rich.console import Console
 
 from harness.check import zoo
 from harness.check.checker import load_checker
-from harness.commands import select_work
+from harness.commands import select_exercise
 from harness.learner import blanks
 from harness.learner.exercise import Exercise
 from harness.screens.watch import FileWatcher, Terminal, Watch
@@ -109,7 +109,7 @@ def test_help_describes_the_puzzle(in_checkout):
 @pytest.mark.compiles
 def test_gates_are_unsolved_then_wrong_then_correct(in_checkout):
     assert run_merged("verify", "p90")[0] == 3
-    (bug,) = zoo.load_wrong_kernels("p90")
+    (bug,) = zoo.load_wrong_solutions("p90")
     solve(in_checkout, "p90/op/square.mojo", replace_once(bug.old, bug.new))
     code, wrong = run_merged("verify", "p90")
     assert code == 1 and "✅ square" in wrong and "❌ dsquare" in wrong
@@ -202,7 +202,7 @@ def test_python_gates_are_unsolved_then_wrong_then_correct(in_checkout):
 )
 def test_watch_checks_saved_files(in_checkout, name, gate, rung):
     """Overwrite an unsolved file with the solution."""
-    work = select_work(find_puzzle(name), rung, gate)
+    work = select_exercise(find_puzzle(name), rung, gate)
     watch = Watch(work, gate, Console(file=io.StringIO()))
     watch.terminal, watch.stays_after_pass = Terminal(watch.console), True
     files = FileWatcher(work)

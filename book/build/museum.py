@@ -48,14 +48,14 @@ QUESTION = "One of these three mistakes gives correct numbers on the puzzle's ea
 BEST = 10
 """Exhibits that a page shows whole."""
 
-Wrong = zoo.WrongKernel
+Wrong = zoo.WrongSolution
 find_puzzle = functools.cache(catalogue.find_puzzle)
 
 
 def by_gate(puzzle: str) -> dict[str, list[Wrong]]:
     """The wrong solutions of each gate, both in their order."""
     mistakes: dict[str, list[Wrong]] = {gate.id: [] for gate in find_puzzle(puzzle).gates}
-    for wrong in zoo.load_wrong_kernels(puzzle):
+    for wrong in zoo.load_wrong_solutions(puzzle):
         mistakes[wrong.gate].append(wrong)
     return mistakes
 
@@ -115,7 +115,7 @@ def exhibit(wrong: Wrong) -> str:
 def best(puzzle: str) -> list[Wrong]:
     """Choose ten mistakes: those with a public example first, then those that easy inputs hide, at most two of a gate."""
     ranked = sorted(
-        zoo.load_wrong_kernels(puzzle),
+        zoo.load_wrong_solutions(puzzle),
         key=lambda wrong: (not THREAD.search(wrong.source), not mark(wrong).hidden, -len(wrong.effect)),
     )
     chosen: dict[str, Wrong] = {}
@@ -221,7 +221,7 @@ def chart(puzzle: str) -> str:
 
 def question(puzzle: str) -> str:
     """Ask which of three mistakes easy inputs hide: the first of those in ASKED."""
-    wrong = {each.name: each for each in zoo.load_wrong_kernels(puzzle)}
+    wrong = {each.name: each for each in zoo.load_wrong_solutions(puzzle)}
     if puzzle not in ASKED:
         return ""
     hidden, *others = asked = ASKED[puzzle]
@@ -238,7 +238,7 @@ def all_rooms() -> str:
     """Draw those of all puzzles, a row for each, in small marks."""
     rooms = {
         f"puzzle {puzzle[1:]}": [
-            mark(wrong, f"puzzle_{puzzle[1:]}/museum.html") for wrong in zoo.load_wrong_kernels(puzzle)
+            mark(wrong, f"puzzle_{puzzle[1:]}/museum.html") for wrong in zoo.load_wrong_solutions(puzzle)
         ]
         for puzzle in list_puzzle_names()
     }
@@ -314,7 +314,7 @@ def overview() -> str:
     """The rooms: how many wrong solutions each puzzle has, for how many gates, and how many have a public example."""
     rows = []
     for puzzle in list_puzzle_names():
-        mistakes = zoo.load_wrong_kernels(puzzle)
+        mistakes = zoo.load_wrong_solutions(puzzle)
         if mistakes:
             threads = sum(bool(THREAD.search(wrong.source)) for wrong in mistakes)
             folder = f"puzzle_{puzzle.removeprefix('p')}"
@@ -328,9 +328,9 @@ def page(puzzle: str) -> str:
     """The museum page of a puzzle below its introduction: the chart, ten exhibits, and the table of all."""
     every = all_of_them(puzzle)
     exhibits = "\n".join(map(exhibit, best(puzzle)))
-    sized = any(mark(wrong).size is not None for wrong in zoo.load_wrong_kernels(puzzle))
+    sized = any(mark(wrong).size is not None for wrong in zoo.load_wrong_solutions(puzzle))
     return (
-        f"{question(puzzle)}\n{chart(puzzle) if sized else ''}\n## Ten exhibits\n\n{exhibits}\n## All {len(zoo.load_wrong_kernels(puzzle))} {{#all}}\n\n"
+        f"{question(puzzle)}\n{chart(puzzle) if sized else ''}\n## Ten exhibits\n\n{exhibits}\n## All {len(zoo.load_wrong_solutions(puzzle))} {{#all}}\n\n"
         f"{EXPLAINED}\n\n{every}"
     )
 

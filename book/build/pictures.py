@@ -58,7 +58,7 @@ def learner(folder: Path) -> Exercise:
 def wrong_gate(work: Exercise) -> str:
     """Every gate of the learner's kernels."""
     console = recording()
-    commands.verify_work(console, work)
+    commands.verify_exercise(console, work)
     return picture(console, "verify p22")
 
 

@@ -423,7 +423,7 @@ def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
     ladders = re.findall(rf"\{{\{{#(?:hints|step) {spec.name}:([\w-]+)\}}\}}", chapter.text)
     count = sum(
         spec.get_ladder_name(wrong.target_rung, wrong.gate) in ladders and wrong.is_in_blank
-        for wrong in zoo.load_wrong_kernels(spec.name)
+        for wrong in zoo.load_wrong_solutions(spec.name)
     )
     if not count:
         chapter.fault(

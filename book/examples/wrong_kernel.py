@@ -15,7 +15,7 @@ from harness.screens.report import format_gate
 
 console = Console(highlight=False, emoji=False)
 checker = Checker(PUZZLE)
-for kernel in zoo.load_wrong_kernels("p22"):
+for kernel in zoo.load_wrong_solutions("p22"):
     if kernel.name in sys.argv[1:]:
         package = kernel.build_package()
         source = package.path / kernel.file

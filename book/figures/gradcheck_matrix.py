@@ -156,7 +156,7 @@ def bugs() -> list[dict]:
     for version in versions():
         by_gate.setdefault(version.gate, []).append(version)
     known = {(row["gate"], row["version"]): row for row in record.rows("gradient_edits")}
-    stories = {wrong.name: wrong for wrong in zoo.load_wrong_kernels("p21")}
+    stories = {wrong.name: wrong for wrong in zoo.load_wrong_solutions("p21")}
     entries = [
         {"name": REPORTS[row["version"]], "code": code_of_report(row["version"]), "story": "", "effect": "", "edits": [],
          "source": f"https://github.com/{row['version'].replace('#', '/issues/')}", "calls": found_in_calls(row["version"]), **verdict(row)}
@@ -182,7 +182,7 @@ def matrix() -> str:
     every = [*reports(), *ordered()]
     heads = "".join(f'<th scope="col"><span>{html.escape(name)}</span></th>' for name in CHECKS)
     lines: list[str] = []
-    sources = {wrong.name: wrong.source for wrong in zoo.load_wrong_kernels("p21")}
+    sources = {wrong.name: wrong.source for wrong in zoo.load_wrong_solutions("p21")}
     kind = ""
     for row in every:
         version = row["version"]

@@ -26,9 +26,9 @@ def take() -> dict:
     from harness.puzzles.p22.spec import PUZZLE
     from harness.screens import picture_page
 
-    kernel = next(kernel for kernel in zoo.load_wrong_kernels(PUZZLE.name) if kernel.name == BUG)
+    kernel = next(kernel for kernel in zoo.load_wrong_solutions(PUZZLE.name) if kernel.name == BUG)
     gate = next(gate for gate in PUZZLE.gates if gate.id == kernel.gate)
-    taken = picture.take_picture(PUZZLE, kernel.build_package(), gate, cases=PUZZLE.list_cases(SMALL))
+    taken = picture.make_picture(PUZZLE, kernel.build_package(), gate, cases=PUZZLE.list_cases(SMALL))
     return picture_page.make_data(taken)
 
 

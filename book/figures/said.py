@@ -113,7 +113,7 @@ def count_reports(check: str) -> int:
 
 def count_reported() -> int:
     """How many of them are modelled on a public report."""
-    return sum(bool(wrong.source) for wrong in zoo.load_wrong_kernels("p21") if wrong.rung == "torch")
+    return sum(bool(wrong.source) for wrong in zoo.load_wrong_solutions("p21") if wrong.rung == "torch")
 
 
 def after_update(update: float, column: str = "loss") -> float:

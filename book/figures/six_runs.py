@@ -32,7 +32,7 @@ SLOPES = (
 
 def run(puzzle: str, name: str) -> Mapping[str, Any]:
     """Load the NumPy file of a puzzle with one wrong edit, or the solution."""
-    wrong = [wrong.build_target() for wrong in zoo.load_wrong_kernels(puzzle) if wrong.name == name]
+    wrong = [wrong.build_target() for wrong in zoo.load_wrong_solutions(puzzle) if wrong.name == name]
     return load_module(wrong[0] if wrong else ROOT / "solutions" / puzzle / "in_numpy.py")
 
 

@@ -37,7 +37,7 @@ def row(version: Version, folder: Path) -> dict:
         **{name: int(usual[name]) for name in USUAL},
         "check_backward": int(first is not None),
         "try": first.name if first else "",
-        "said": " ".join(first.said.split()) if first else "",
+        "said": " ".join(first.message.split()) if first else "",
         "named": report.mistake,
     }
 

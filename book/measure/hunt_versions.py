@@ -57,7 +57,7 @@ def versions() -> list[Version]:
     gates = find_puzzle("p21").find_rung("torch").gates
     solution = without_given(path.read_text(encoding="utf-8"))
     found = [Version(gate, "solution", "solution", solution) for gate in gates]
-    for bug in zoo.load_wrong_kernels("p21"):
+    for bug in zoo.load_wrong_solutions("p21"):
         if bug.rung == "torch":
             found.append(Version(bug.gate, bug.name, "bug", without_given(bug.edit_text(path))))
     for gate, edits in tomllib.loads(EDITS.read_text(encoding="utf-8")).items():

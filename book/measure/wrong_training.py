@@ -58,7 +58,7 @@ def quantities(p: Arrays, u: np.ndarray, dy: np.ndarray, changes=None):
     return derive({"input": x, **layer, "grad_output": dy, "dln": np.zeros_like(x)}, changes)
 
 
-def chosen(wrong: zoo.WrongKernel) -> tuple[Mistake, set[str]] | None:
+def chosen(wrong: zoo.WrongSolution) -> tuple[Mistake, set[str]] | None:
     """The formula of a wrong kernel and the quantities that it spoils; None where training has no place for it.
 
     A kernel that single cases show is one that the formula fits there alone.
@@ -119,7 +119,7 @@ def windows(curve: list[float]) -> list[float]:
 def curves(seed: int) -> dict[str, tuple[list[float], list[float]]]:
     """Wrong kernel -> the windows of the right run and of its own; those left out that these sizes do not show."""
     right, by_mistake = losses(seed=seed), {}
-    for wrong in zoo.load_wrong_kernels("p22"):
+    for wrong in zoo.load_wrong_solutions("p22"):
         if pair := chosen(wrong):
             short = losses(*pair, steps=3, seed=seed)
             if short != right[:3]:

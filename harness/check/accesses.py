@@ -47,8 +47,8 @@ class Source:
             for id, blank in self.blanks.items():
                 if blank.line <= frame.line < blank.line + max(len(blank.body), 1):
                     return Line(str(self.path), frame.line, id)
-        at = frames[0] if frames else find_user_location(instr.loc)
-        return Line(at.file, at.line) if at and at.line else None
+        frame = frames[0] if frames else find_user_location(instr.loc)
+        return Line(frame.file, frame.line) if frame and frame.line else None
 
 
 @dataclass(frozen=True, order=True)
@@ -93,16 +93,16 @@ class LaunchTrace:
     findings: list[Finding]
     shuffles: bool
 
-    def get_block_index(self, number: int) -> tuple[int, int, int]:
-        return unflatten_index(number, self.grid)
+    def get_block_index(self, flat_index: int) -> tuple[int, int, int]:
+        return unflatten_index(flat_index, self.grid)
 
-    def get_thread_index(self, number: int) -> tuple[int, int, int]:
-        return unflatten_index(number, self.block)
+    def get_thread_index(self, flat_index: int) -> tuple[int, int, int]:
+        return unflatten_index(flat_index, self.block)
 
 
-def unflatten_index(number: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
+def unflatten_index(flat_index: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
     x, y, _ = sizes
-    return number % x, number // x % y, number // (x * y)
+    return flat_index % x, flat_index // x % y, flat_index // (x * y)
 
 
 class Accesses:
@@ -121,60 +121,60 @@ class Accesses:
             self.launches.append(LaunchTrace(*geometry, launch.events, first, launch.findings, shuffles))
             first += len(launch.events.steps)
         self.steps: list[Step] = [step for launch in self.launches for step in launch.events.steps]
-        self.dropped = sum(launch.events.dropped for launch in self.launches)
+        self.num_dropped = sum(launch.events.dropped for launch in self.launches)
         self.lines = [source.find_line(step.instr) for step in self.steps]
         self._build_columns()
 
     def _build_columns(self) -> None:
-        names: dict[tuple[int, str], int] = {}
+        tensor_keys: dict[tuple[int, str], int] = {}
         codes: list[int] = []
-        for number, launch in enumerate(self.launches):
+        for launch_index, launch in enumerate(self.launches):
             for step in launch.events.steps:
                 tensor = launch.events.tensors.get(step.tensor)
-                owner = number if tensor is not None and tensor.space == "shared" else -1
-                codes.append(names.setdefault((owner, step.tensor), len(names)))
-        self.names = list(names)  # code -> (launch for shared memory, else -1, name)
+                key_launch = launch_index if tensor is not None and tensor.space == "shared" else -1
+                codes.append(tensor_keys.setdefault((key_launch, step.tensor), len(tensor_keys)))
+        self.tensor_keys = list(tensor_keys)  # code -> (launch for shared memory, else -1, name)
         lengths = np.array([step.last - step.first for step in self.steps], np.int64)
-        regions = {"": 0} | {id: n for n, id in enumerate(self.source.blanks, start=1)}
-        region = [regions[line.blank] if line else 0 for line in self.lines]
+        blank_ids = {"": 0} | {id: n for n, id in enumerate(self.source.blanks, start=1)}
+        blank_code = [blank_ids[line.blank] if line else 0 for line in self.lines]
 
-        def column(values: Sequence[int] | Sequence[str], kind: str = "i4") -> np.ndarray:
+        def repeat_per_access(values: Sequence[int] | Sequence[str], kind: str = "i4") -> np.ndarray:
             return np.repeat(np.array(values, kind), lengths)
 
-        def join(parts: list[np.ndarray], kind: str) -> np.ndarray:
+        def concatenate(parts: list[np.ndarray], kind: str) -> np.ndarray:
             return np.concatenate([*parts, np.zeros(0, kind)])
 
         self.step = np.repeat(np.arange(len(self.steps)), lengths)
-        owners = [n for n, launch in enumerate(self.launches) for _ in launch.events.steps]
-        self.launch = column(owners)
-        self.kind = column([step.kind[0] for step in self.steps], "U1")
-        self.tensor = column(codes)
-        self.region = column(region)
+        launch_indices = [n for n, launch in enumerate(self.launches) for _ in launch.events.steps]
+        self.launch = repeat_per_access(launch_indices)
+        self.kind = repeat_per_access([step.kind[0] for step in self.steps], "U1")
+        self.tensor = repeat_per_access(codes)
+        self.region = repeat_per_access(blank_code)
         events = [launch.events for launch in self.launches]
-        self.block = join([e.block for e in events], "i4")
-        self.thread = join([e.thread for e in events], "i4")
-        self.element = join([e.element for e in events], "i8")
-        self.value = join([e.value for e in events], "f8")
-        self.regions = list(regions)
+        self.block = concatenate([e.block for e in events], "i4")
+        self.thread = concatenate([e.thread for e in events], "i4")
+        self.element = concatenate([e.element for e in events], "i8")
+        self.value = concatenate([e.value for e in events], "f8")
+        self.regions = list(blank_ids)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for launch in self.launches for name, tensor in launch.events.tensors.items()}
 
     # -- queries --------------------------------------------------------------------------------------------
-    def select_element(self, place: Element) -> np.ndarray:
+    def select_element(self, element: Element) -> np.ndarray:
         """Return the mask of rows that access an element."""
-        key = (place.launch, place.tensor)
-        if key not in self.names:
+        key = (element.launch, element.tensor)
+        if key not in self.tensor_keys:
             return np.zeros(len(self.step), bool)
-        mask = (self.tensor == self.names.index(key)) & (self.element == place.index)
-        return mask & (self.block == place.block) if place.block >= 0 else mask
+        mask = (self.tensor == self.tensor_keys.index(key)) & (self.element == element.index)
+        return mask & (self.block == element.block) if element.block >= 0 else mask
 
     def select_thread(self, thread: Thread) -> np.ndarray:
         return (self.launch == thread.launch) & (self.block == thread.block) & (self.thread == thread.thread)
 
     def get_element(self, row: int) -> Element:
-        launch, name = self.names[int(self.tensor[row])]
+        launch, name = self.tensor_keys[int(self.tensor[row])]
         return Element(name, int(self.element[row]), launch, int(self.block[row]) if launch >= 0 else -1)
 
     def get_access(self, row: int) -> Access:
@@ -216,12 +216,12 @@ def count_sectors(events: Events, step: Step) -> tuple[int, int]:
     warp, _, byte, nbytes = locate_requests(events, step)
     if not len(warp):
         return 0, 0
-    moved = len(np.unique(np.stack([warp, byte // SECTOR_BYTES]), axis=1)[0])
-    least = 0
-    for number in np.unique(warp):
-        distinct = len(np.unique(byte[warp == number]))
-        least += -(-distinct * nbytes // SECTOR_BYTES)
-    return moved, least
+    transferred = len(np.unique(np.stack([warp, byte // SECTOR_BYTES]), axis=1)[0])
+    minimum = 0
+    for warp_index in np.unique(warp):
+        distinct = len(np.unique(byte[warp == warp_index]))
+        minimum += -(-distinct * nbytes // SECTOR_BYTES)
+    return transferred, minimum
 
 
 def locate_requests(events: Events, step: Step) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:

@@ -19,7 +19,7 @@ RELATIVE_TOLERANCE = 1e-5
 """Values with a smaller relative difference are equal up to rounding."""
 ABSOLUTE_TOLERANCE = 2e-7
 """Tolerance in addition to RELATIVE_TOLERANCE, as a fraction of the tensor's largest value."""
-MAX_HOPS = 24
+MAX_CHAIN_LENGTH = 24
 
 DESCRIPTIONS = {
     "element": "reads other elements",
@@ -36,7 +36,7 @@ DESCRIPTIONS = {
 
 
 @dataclass(frozen=True)
-class Hop:
+class CauseLink:
     """One step of the search: a write of a wrong value, and the read of a wrong value that caused it."""
 
     write: Access
@@ -45,7 +45,7 @@ class Hop:
 
 
 @dataclass(frozen=True)
-class Fault:
+class RootCause:
     """The result of a search: the error of one thread at `element`.
 
     `kind` is a key of DESCRIPTIONS. `extra` are reads of elements that the solution's thread does not read,
@@ -62,7 +62,7 @@ class Fault:
     expected: float = float("nan")
     extra: tuple[Access, ...] = ()
     missing: tuple[Element, ...] = ()
-    hops: tuple[Hop, ...] = ()
+    chain: tuple[CauseLink, ...] = ()
 
     @property
     def description(self) -> str:
@@ -75,157 +75,171 @@ class Search:
 
     learner: Accesses
     solution: Accesses
-    hops: list[Hop] = field(default_factory=list)
+    chain: list[CauseLink] = field(default_factory=list)
     scales: dict[tuple[int, str], float] = field(default_factory=dict)
 
     # -- the search -----------------------------------------------------------------------------------------
-    def run(self, element: Element) -> Fault | None:
-        """Return the fault that makes an element wrong; None if neither run writes it, or after MAX_HOPS hops."""
-        learner_step = len(self.learner.steps)
-        before_in_solution = len(self.solution.steps)
-        while len(self.hops) < MAX_HOPS:  # an element may occur again, but only at an earlier step
-            fault, hop, read_step = self.compare_writes(element, learner_step, before_in_solution)
-            if hop is None:
-                return fault
-            self.hops.append(hop)
-            element, learner_step, before_in_solution = hop.read.element, hop.read.step, read_step
+    def run(self, element: Element) -> RootCause | None:
+        """Return the fault that makes an element wrong; None if neither run writes it, or after MAX_CHAIN_LENGTH hops."""
+        learner_end = len(self.learner.steps)
+        solution_end = len(self.solution.steps)
+        while len(self.chain) < MAX_CHAIN_LENGTH:  # an element may occur again, but only at an earlier step
+            cause, link, read_step = self.compare_writes(element, learner_end, solution_end)
+            if link is None:
+                return cause
+            self.chain.append(link)
+            element, learner_end, solution_end = link.read.element, link.read.step, read_step
         return None
 
     def compare_writes(
-        self, element: Element, before: int, before_in_solution: int
-    ) -> tuple[Fault | None, Hop | None, int]:
+        self, element: Element, learner_end: int, solution_end: int
+    ) -> tuple[RootCause | None, CauseLink | None, int]:
         """Compare the writes to an element before a step of each run.
 
         Return a fault, or a hop and the step of its read in the solution's run, from which to continue.
         """
-        mine = self.group_writes(self.learner, element, before)
-        theirs = self.group_writes(self.solution, element, before_in_solution)
-        for thread in sorted({*mine, *theirs}):
-            ours, reference = mine.get(thread, []), theirs.get(thread, [])
-            if not reference and len(theirs) and all(self.is_harmless(access, theirs) for access in ours):
+        learner_writes = self.group_writes(self.learner, element, learner_end)
+        solution_writes = self.group_writes(self.solution, element, solution_end)
+        for thread in sorted({*learner_writes, *solution_writes}):
+            actual, expected = learner_writes.get(thread, []), solution_writes.get(thread, [])
+            if (
+                not expected
+                and len(solution_writes)
+                and all(self.is_harmless(access, solution_writes) for access in actual)
+            ):
                 continue
-            if not ours or not reference:
-                return self.make_one_sided_fault(element, thread, ours, reference), None, 0
-            kind = self.compare_kinds(ours, reference)
+            if not actual or not expected:
+                return self.make_one_sided_cause(element, thread, actual, expected), None, 0
+            kind = self.compare_kinds(actual, expected)
             if kind:
-                return self.make_fault(kind, element, thread, ours[0], reference[0].value), None, 0
-            if not self.are_different(sum_writes(ours), sum_writes(reference), element):
+                return self.make_cause(kind, element, thread, actual[0], expected[0].value), None, 0
+            if not self.are_different(combine_writes(actual), combine_writes(expected), element):
                 continue
-            if len(ours) != len(reference):
-                last = ours[len(reference)] if len(ours) > len(reference) else ours[-1]
-                return self.make_fault("count", element, thread, last, float("nan")), None, 0
-            pairs = list(zip(ours, reference, strict=True))
-            apart = [(a, b) for a, b in pairs if self.are_different(a.value, b.value, element)] or pairs[-1:]
-            return self.explain_write(element, thread, *apart[0])
-        if not mine:
+            if len(actual) != len(expected):
+                last = actual[len(expected)] if len(actual) > len(expected) else actual[-1]
+                return self.make_cause("count", element, thread, last, float("nan")), None, 0
+            pairs = list(zip(actual, expected, strict=True))
+            different_pairs = [
+                (a, b) for a, b in pairs if self.are_different(a.value, b.value, element)
+            ] or pairs[-1:]
+            return self.explain_write(element, thread, *different_pairs[0])
+        if not learner_writes:
             return None, None, 0
-        thread = min(mine)
-        last = mine[thread][-1]
-        return self.make_fault("same", element, thread, last, last.value), None, 0
+        thread = min(learner_writes)
+        last = learner_writes[thread][-1]
+        return self.make_cause("same", element, thread, last, last.value), None, 0
 
-    def is_harmless(self, access: Access, theirs: dict[Thread, list[Access]]) -> bool:
+    def is_harmless(self, access: Access, solution_writes: dict[Thread, list[Access]]) -> bool:
         """Check whether an extra store writes the same value as other threads of the solution."""
-        stores = (a for accesses in theirs.values() for a in accesses if a.kind == access.kind == "W")
+        stores = (
+            a for accesses in solution_writes.values() for a in accesses if a.kind == access.kind == "W"
+        )
         return any(not self.are_different(a.value, access.value, access.element) for a in stores)
 
     def explain_write(
-        self, element: Element, thread: Thread, ours: Access, reference: Access
-    ) -> tuple[Fault | None, Hop | None, int]:
+        self, element: Element, thread: Thread, actual: Access, expected: Access
+    ) -> tuple[RootCause | None, CauseLink | None, int]:
         """Explain a thread's wrong value by comparing its reads with those of the solution's thread."""
-        fault, read, until = self.compare_reads(thread, ours, reference)
-        if fault or read:
-            return fault, Hop(ours, reference.value, read) if read else None, until
+        cause, read, solution_end = self.compare_reads(thread, actual, expected)
+        if cause or read:
+            return cause, CauseLink(actual, expected.value, read) if read else None, solution_end
         # The value may come from a shuffle, and another thread of the block may have read the wrong element.
         if self.learner.launches[thread.launch].shuffles:
             for peer in self.list_peers(thread):
-                fault, read, until = self.compare_reads(peer, ours, reference)
-                if fault or read:
-                    return fault, Hop(ours, reference.value, read) if read else None, until
-        return self.make_fault("value", element, thread, ours, reference.value), None, 0
+                cause, read, solution_end = self.compare_reads(peer, actual, expected)
+                if cause or read:
+                    return cause, CauseLink(actual, expected.value, read) if read else None, solution_end
+        return self.make_cause("value", element, thread, actual, expected.value), None, 0
 
     def compare_reads(
-        self, thread: Thread, ours: Access, reference: Access
-    ) -> tuple[Fault | None, Access | None, int]:
+        self, thread: Thread, actual: Access, expected: Access
+    ) -> tuple[RootCause | None, Access | None, int]:
         """Compare a thread's reads with the solution's; return a fault or the first read of a wrong value."""
-        blank = self.learner.get_blank(ours.step)
-        mine = self.find_first_reads(self.learner, thread, blank)
-        theirs = self.find_first_reads(self.solution, thread, blank)
-        extra = [access for element, access in mine.items() if element not in theirs]
-        missing = [element for element in theirs if element not in mine]
+        blank = self.learner.get_blank(actual.step)
+        learner_reads = self.find_first_reads(self.learner, thread, blank)
+        solution_reads = self.find_first_reads(self.solution, thread, blank)
+        extra = [access for element, access in learner_reads.items() if element not in solution_reads]
+        missing = [element for element in solution_reads if element not in learner_reads]
         if extra or missing:
-            step = self.find_read_step(extra, missing, ours, thread)
-            fault = self.make_fault("element", ours.element, thread, ours, reference.value)
+            step = self.find_read_step(extra, missing, actual, thread)
+            cause = self.make_cause("element", actual.element, thread, actual, expected.value)
             line = self.learner.get_line(step)
-            return replace(fault, step=step, line=line, extra=tuple(extra), missing=tuple(missing)), None, 0
-        for element, access in mine.items():
-            if access.step < ours.step and self.are_different(access.value, theirs[element].value, element):
-                return None, access, theirs[element].step
-        if intended := self.find_intended_element(thread, ours):
-            fault = self.make_fault("place", ours.element, thread, ours, reference.value)
-            return replace(fault, missing=(intended,)), None, 0
-        last_reads = self.compare_last_reads(thread, ours, reference, blank)
+            return replace(cause, step=step, line=line, extra=tuple(extra), missing=tuple(missing)), None, 0
+        for element, access in learner_reads.items():
+            if access.step < actual.step and self.are_different(
+                access.value, solution_reads[element].value, element
+            ):
+                return None, access, solution_reads[element].step
+        if intended := self.find_intended_element(thread, actual):
+            cause = self.make_cause("place", actual.element, thread, actual, expected.value)
+            return replace(cause, missing=(intended,)), None, 0
+        last_reads = self.compare_last_reads(thread, actual, expected, blank)
         if last_reads:
             access, element = last_reads
-            fault = self.make_fault("order", ours.element, thread, ours, reference.value)
+            cause = self.make_cause("order", actual.element, thread, actual, expected.value)
             line = self.learner.get_line(access.step)
-            return replace(fault, step=access.step, line=line, extra=(access,), missing=(element,)), None, 0
+            return replace(cause, step=access.step, line=line, extra=(access,), missing=(element,)), None, 0
         return None, None, 0
 
     def find_read_step(
-        self, extra: list[Access], missing: list[Element], ours: Access, thread: Thread
+        self, extra: list[Access], missing: list[Element], actual: Access, thread: Thread
     ) -> int:
         """Return the step of the first extra read, else of a read from the first missing read's tensor."""
         if extra:
             return extra[0].step
         run = self.learner
-        here = (run.tensor == self.get_tensor_code(run, missing[0])) & (run.kind == "R")
-        here &= (run.launch == thread.launch) & self.select_blank(run, run.get_blank(ours.step))
-        in_block = np.flatnonzero(here & (run.block == thread.block))
-        rows = in_block if len(in_block) else np.flatnonzero(here)
-        return int(run.step[rows[0]]) if len(rows) else ours.step
+        mask = (run.tensor == self.get_tensor_code(run, missing[0])) & (run.kind == "R")
+        mask &= (run.launch == thread.launch) & self.select_blank(run, run.get_blank(actual.step))
+        in_block = np.flatnonzero(mask & (run.block == thread.block))
+        rows = in_block if len(in_block) else np.flatnonzero(mask)
+        return int(run.step[rows[0]]) if len(rows) else actual.step
 
     def compare_last_reads(
-        self, thread: Thread, ours: Access, reference: Access, blank: str
+        self, thread: Thread, actual: Access, expected: Access, blank: str
     ) -> tuple[Access, Element] | None:
         """Return a tensor's last read before a write, and the element that the solution reads, if it differs."""
-        mine = self.find_last_reads(self.learner, thread, ours.step, blank)
-        theirs = self.find_last_reads(self.solution, thread, reference.step, blank)
-        for key, access in mine.items():
-            if key in theirs and theirs[key].element != access.element:
-                return access, theirs[key].element
+        learner_reads = self.find_last_reads(self.learner, thread, actual.step, blank)
+        solution_reads = self.find_last_reads(self.solution, thread, expected.step, blank)
+        for key, access in learner_reads.items():
+            if key in solution_reads and solution_reads[key].element != access.element:
+                return access, solution_reads[key].element
         return None
 
-    def find_intended_element(self, thread: Thread, ours: Access) -> Element | None:
+    def find_intended_element(self, thread: Thread, actual: Access) -> Element | None:
         """Return the one other element to which the solution's thread writes this value, or None."""
         run = self.solution
-        close = np.abs(run.value - ours.value) <= RELATIVE_TOLERANCE * abs(ours.value)
-        rows = np.flatnonzero(run.select_thread(thread) & (run.kind == ours.kind) & close)
-        elements = {run.get_element(row) for row in rows.tolist()} - {ours.element}
-        return elements.pop() if len(elements) == 1 and ours.value else None
+        close = np.abs(run.value - actual.value) <= RELATIVE_TOLERANCE * abs(actual.value)
+        rows = np.flatnonzero(run.select_thread(thread) & (run.kind == actual.kind) & close)
+        elements = {run.get_element(row) for row in rows.tolist()} - {actual.element}
+        return elements.pop() if len(elements) == 1 and actual.value else None
 
-    def make_one_sided_fault(
-        self, element: Element, thread: Thread, ours: list[Access], reference: list[Access]
-    ) -> Fault:
+    def make_one_sided_cause(
+        self, element: Element, thread: Thread, actual: list[Access], expected: list[Access]
+    ) -> RootCause:
         """Return the fault of a thread that writes an element in only one of the two runs."""
-        if ours:
-            return self.make_fault("extra write", element, thread, ours[0], float("nan"))
+        if actual:
+            return self.make_cause("extra write", element, thread, actual[0], float("nan"))
         same_tensor = self.learner.tensor == self.get_tensor_code(self.learner, element)
         same_tensor &= self.learner.kind != "R"
         rows = np.flatnonzero(same_tensor & (self.learner.launch == thread.launch))
         nearest_rows = rows[np.argsort(self.learner.block[rows] != thread.block, kind="stable")]
         step = int(self.learner.step[nearest_rows[0]]) if len(nearest_rows) else None
-        return Fault(
+        return RootCause(
             "missing write", element, thread, step, self.learner.get_line(step) if step is not None else None,
-            expected=reference[0].value, hops=tuple(self.hops),
+            expected=expected[0].value, chain=tuple(self.chain),
         )  # fmt: skip
 
-    def make_fault(self, kind: str, element: Element, thread: Thread, ours: Access, expected: float) -> Fault:
-        line = self.learner.get_line(ours.step)
-        return Fault(kind, element, thread, ours.step, line, ours.value, expected, hops=tuple(self.hops))
+    def make_cause(
+        self, kind: str, element: Element, thread: Thread, actual: Access, expected: float
+    ) -> RootCause:
+        line = self.learner.get_line(actual.step)
+        return RootCause(
+            kind, element, thread, actual.step, line, actual.value, expected, chain=tuple(self.chain)
+        )
 
     # -- both runs ------------------------------------------------------------------------------------------
-    def group_writes(self, run: Accesses, element: Element, before: int) -> dict[Thread, list[Access]]:
-        rows = np.flatnonzero(run.select_element(element) & (run.kind != "R") & (run.step < before))
+    def group_writes(self, run: Accesses, element: Element, end: int) -> dict[Thread, list[Access]]:
+        rows = np.flatnonzero(run.select_element(element) & (run.kind != "R") & (run.step < end))
         by_thread: dict[Thread, list[Access]] = {}
         for row in rows.tolist():
             access = run.get_access(row)
@@ -242,21 +256,21 @@ class Search:
         return by_element
 
     def find_last_reads(
-        self, run: Accesses, thread: Thread, before: int, blank: str
+        self, run: Accesses, thread: Thread, end: int, blank: str
     ) -> dict[tuple[int, str], Access]:
         mask = run.select_thread(thread) & (run.kind == "R") & self.select_blank(run, blank)
-        mask &= run.step < before
+        mask &= run.step < end
         accesses = (run.get_access(row) for row in np.flatnonzero(mask).tolist())
         return {(access.element.launch, access.element.tensor): access for access in accesses}
 
     def list_peers(self, thread: Thread) -> Iterator[Thread]:
         """Yield the other threads of a thread's block that access memory in either run."""
-        numbers: set[int] = set()
+        thread_indices: set[int] = set()
         for run in (self.learner, self.solution):
-            here = (run.launch == thread.launch) & (run.block == thread.block)
-            numbers |= set(np.unique(run.thread[here]).tolist())
-        for number in sorted(numbers - {thread.thread}):
-            yield Thread(thread.launch, thread.block, number)
+            mask = (run.launch == thread.launch) & (run.block == thread.block)
+            thread_indices |= set(np.unique(run.thread[mask]).tolist())
+        for thread_index in sorted(thread_indices - {thread.thread}):
+            yield Thread(thread.launch, thread.block, thread_index)
 
     @staticmethod
     def select_blank(run: Accesses, blank: str) -> np.ndarray:
@@ -267,11 +281,11 @@ class Search:
     @staticmethod
     def get_tensor_code(run: Accesses, element: Element) -> int:
         key = (element.launch, element.tensor)
-        return run.names.index(key) if key in run.names else -1
+        return run.tensor_keys.index(key) if key in run.tensor_keys else -1
 
     @staticmethod
-    def compare_kinds(ours: list[Access], reference: list[Access]) -> str:
-        kinds = {access.kind for access in ours}, {access.kind for access in reference}
+    def compare_kinds(actual: list[Access], expected: list[Access]) -> str:
+        kinds = {access.kind for access in actual}, {access.kind for access in expected}
         if kinds[0] == kinds[1]:
             return ""
         return "kind" if "A" in kinds[1] else "atomic"
@@ -293,12 +307,12 @@ class Search:
         return self.scales[key]
 
 
-def sum_writes(writes: list[Access]) -> float:
+def combine_writes(writes: list[Access]) -> float:
     """Return the effect of one thread's writes to an element: the sum of its atomics, or the last store."""
     if all(write.kind == "A" for write in writes):
         return sum(write.value for write in writes)
     return writes[-1].value
 
 
-def find_fault(learner: Accesses, solution: Accesses, element: Element) -> Fault | None:
+def find_root_cause(learner: Accesses, solution: Accesses, element: Element) -> RootCause | None:
     return Search(learner, solution).run(element)

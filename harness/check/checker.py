@@ -18,7 +18,7 @@ from harness.check.results import (
     select_gates,
     select_provided_gates,
 )
-from harness.check.source_faults import find_source_faults
+from harness.check.source_faults import find_source_errors
 from harness.console import report_progress
 from harness.devices.recorder import Recording, RecordRequest, is_cached, record_dtypes
 from harness.devices.targets import VIRTUAL
@@ -37,9 +37,14 @@ class RungChecker(Protocol):
     """The interface of a rung's checker."""
 
     def check(
-        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: FirstCaseCallback = None
+        self,
+        path: Path,
+        gates: GateIds = None,
+        cases: Cases = None,
+        *,
+        on_first_case: FirstCaseCallback = None,
     ) -> list[GateResult]:
-        """Return the result of each gate; a checker that runs case by case calls `on_first`."""
+        """Return the result of each gate; a checker that runs case by case calls `on_first_case`."""
         ...
 
 
@@ -80,56 +85,71 @@ class Checker:
         gates: GateIds = None,
         cases: Cases = None,
         *,
-        on_first: FirstCaseCallback = None,
+        on_first_case: FirstCaseCallback = None,
     ) -> list[GateResult]:
         """Return the result of each gate, in the puzzle's order.
 
-        `on_first` gets the results of the first case, before the other cases run. Raises UsageError for an
+        `on_first_case` gets the results of the first case, before the other cases run. Raises UsageError for an
         unknown gate, CompileFailed, and DamagedFile if the blank markers are broken.
         """
         # A new object, since an OpPackage caches the hash of its files.
         package = OpPackage(path.path if isinstance(path, OpPackage) else path)
         requested_gates = select_gates(self.puzzle, self.rung, gates)
         blanks = read_package_blanks(package, self.puzzle)
-        provided = select_provided_gates(gates, blanks)
-        empty = {id for id, blank in blanks.items() if blank.size == 0} - provided
-        variants = sorted({gate.variant for gate in requested_gates if gate.id not in empty})
+        provided_ids = select_provided_gates(gates, blanks)
+        untouched_ids = {id for id, blank in blanks.items() if blank.size == 0} - provided_ids
+        variants = sorted({gate.variant for gate in requested_gates if gate.id not in untouched_ids})
         if not variants:
             return [GateResult(gate, "unsolved") for gate in requested_gates]
         if cases is None:
             cases = [*self.puzzle.list_cases(None), *self.puzzle.gate_cases]
-        requested = {self.dtype: cases}
-        if self.second_dtype and (narrow := [case for case in cases if case.in_16_bits]):
-            requested[self.second_dtype] = narrow
+        cases_by_dtype = {self.dtype: cases}
+        if self.second_dtype and (low_precision_cases := [case for case in cases if case.in_16_bits]):
+            cases_by_dtype[self.second_dtype] = low_precision_cases
         try:
-            recordings = self._record(package, requested, variants)
+            recordings = self._record(package, cases_by_dtype, variants)
         except CompileFailed as error:
-            raise add_owning_blank(
+            raise add_blank_note(
                 error, package.path / self.puzzle.source, blanks, gates or [*blanks]
             ) from error
         from harness.check.execution import VirtualDevice
         from harness.check.grading import Grader
 
-        def check_dtype(dtype: str, cases: Sequence[Case], expected: Sequence[Gate], runs: int = 1):
-            again = [quantity for gate in expected for quantity in gate.own_quantities]
+        def check_dtype(dtype: str, cases: Sequence[Case], gates: Sequence[Gate], num_runs: int = 1):
+            repeated_quantities = [quantity for gate in gates for quantity in gate.own_quantities]
             reference = self._get_reference(dtype)
-            grader = Grader(reference, package, blanks, variants, cases, expected, (), again, runs, provided)
+            grader = Grader(
+                reference,
+                package,
+                blanks,
+                variants,
+                cases,
+                gates,
+                (),
+                repeated_quantities,
+                num_runs,
+                provided_ids,
+            )
             return grader.grade_gates(VirtualDevice(recordings[dtype], grader.source, self.blocks))
 
-        if on_first and len(cases) > 1:
-            on_first(check_dtype(self.dtype, cases[:1], requested_gates))
+        if on_first_case and len(cases) > 1:
+            on_first_case(check_dtype(self.dtype, cases[:1], requested_gates))
         results = check_dtype(self.dtype, cases, requested_gates, self.repeat)
-        right = [result.gate for result in results if result.state == "correct"]
-        if self.second_dtype not in requested or not right:
+        correct_gates = [result.gate for result in results if result.state == "correct"]
+        if self.second_dtype not in cases_by_dtype or not correct_gates:
             return results
-        narrowed = check_dtype(self.second_dtype, requested[self.second_dtype], right)
-        wrong = {result.gate.id: result for result in narrowed if result.state == "wrong"}
-        for result in wrong.values():
+        low_precision_results = check_dtype(
+            self.second_dtype, cases_by_dtype[self.second_dtype], correct_gates
+        )
+        wrong_results = {
+            result.gate.id: result for result in low_precision_results if result.state == "wrong"
+        }
+        for result in wrong_results.values():
             result.diagnosis.insert(0, f"correct in {self.dtype}, but wrong in {self.second_dtype}:")
-        return [wrong.get(result.gate.id, result) for result in results]
+        return [wrong_results.get(result.gate.id, result) for result in results]
 
     def _record(
-        self, package: OpPackage, requested: Mapping[str, Sequence[Case]], variants: Sequence[str]
+        self, package: OpPackage, cases_by_dtype: Mapping[str, Sequence[Case]], variants: Sequence[str]
     ) -> dict[str, Recording]:
         """Return the recording of each dtype's cases; reference results are loaded or computed meanwhile.
 
@@ -137,45 +157,45 @@ class Checker:
         """
         orders = [
             RecordRequest(package, self.puzzle.name, dims, tuple(variants), True, dtype)
-            for dtype, cases in requested.items()
+            for dtype, cases in cases_by_dtype.items()
             for dims in [tuple(dict.fromkeys(case.dims for case in cases))]
         ]
         pool = ThreadPoolExecutor(max_workers=1)
         try:
-            first = "" if is_cached(orders) else ", the first time: up to a minute"
-            report_progress(f"compiling the kernels{first}")
-            recorded = pool.submit(record_dtypes, orders)
-            for dtype, cases in requested.items():
-                self._get_reference(dtype).prepare(cases, VIRTUAL, recorded.done)
-            return dict(zip(requested, recorded.result(), strict=True))
+            note = "" if is_cached(orders) else ", the first time: up to a minute"
+            report_progress(f"compiling the kernels{note}")
+            recording_future = pool.submit(record_dtypes, orders)
+            for dtype, cases in cases_by_dtype.items():
+                self._get_reference(dtype).prepare(cases, VIRTUAL, recording_future.done)
+            return dict(zip(cases_by_dtype, recording_future.result(), strict=True))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def create_checker(work: Exercise, *, at_terminal: bool = False, **options: object) -> RungChecker:
+def create_checker(exercise: Exercise, *, interactive: bool = False, **options: object) -> RungChecker:
     """Return the checker of a learner's file; Python runs in a subprocess, where an exit fails only one gate.
 
-    `at_terminal`: whether that code may read from the terminal.
+    `interactive`: whether that code may read from the terminal.
     """
-    if work.is_mojo:
-        return load_checker(work, **options)
+    if exercise.is_mojo:
+        return load_checker(exercise, **options)
     from harness.check.subprocess_checker import SubprocessChecker
 
-    return SubprocessChecker(work, at_terminal=at_terminal, **options)
+    return SubprocessChecker(exercise, interactive=interactive, **options)
 
 
-def load_checker(work: Exercise, **options: object) -> RungChecker:
+def load_checker(exercise: Exercise, **options: object) -> RungChecker:
     """Return a file's checker, created with `options`, such as `seed`. Importing it may take seconds.
 
     Unless `options` has a dtype, kernels are also checked in NARROW.
     """
-    if isinstance(work.rung, MojoRung):
+    if isinstance(exercise.rung, MojoRung):
         options = {"second_dtype": LOW_PRECISION_DTYPE, **options} if "dtype" not in options else options
-    return work.puzzle.resolve(work.rung.checker)(work.puzzle, work.rung, **options)
+    return exercise.puzzle.resolve(exercise.rung.checker)(exercise.puzzle, exercise.rung, **options)
 
 
-def add_owning_blank(
-    error: CompileFailed, source: Path, blanks: Mapping[str, Blank], requested: Sequence[str]
+def add_blank_note(
+    error: CompileFailed, source: Path, blanks: Mapping[str, Blank], requested_ids: Sequence[str]
 ) -> CompileFailed:
     """Add to a compile error the blank that contains its line, if that gate was not requested.
 
@@ -183,16 +203,16 @@ def add_owning_blank(
     """
     location = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
     line = int(location[1]) if location else 0
-    owners = [id for id, blank in blanks.items() if 0 <= line - blank.line < len(blank.body)]
-    if owners:
+    owner_ids = [id for id, blank in blanks.items() if 0 <= line - blank.line < len(blank.body)]
+    if owner_ids:
         explanations = [
             f"the line is in the blank of {id}, and the file compiles as a whole: fix {id} first, or empty it by `reset`"
-            for id in owners
-            if id not in requested
+            for id in owner_ids
+            if id not in requested_ids
         ]
     else:
-        slips = (fault for blank in blanks.values() for fault in find_source_faults(source, blank))
+        source_errors = (fault for blank in blanks.values() for fault in find_source_errors(source, blank))
         explanations = [
-            f"line {slip.line}: {slip.message}" for slip in slips if slip.mistake == "double-index"
+            f"line {slip.line}: {slip.message}" for slip in source_errors if slip.mistake == "double-index"
         ]
     return CompileFailed(f"{error}\n   -> {explanations[0]}", error.details) if explanations else error

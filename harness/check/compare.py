@@ -5,7 +5,7 @@
 
 The truth is the same function in higher precision, `baseline` the error of PyTorch in the kernel's dtype, so
 that the tolerance follows the data; the only constant is the floor, a few units in the last place. s is 1, or
-up to 8 for sums that a spec declares `atomic` (`compute_allowance`). `propagated` is the effect of rounding
+up to 8 for sums that a spec declares `atomic` (`compute_tolerance_factor`). `propagated` is the effect of rounding
 in saved quantities that are themselves correct. `Reference.compare_all` gets both from the spec. A tensor is
 correct if its error is within the limit, it is non-finite exactly where the truth is, and every element was
 written.
@@ -55,8 +55,8 @@ class TensorResult:
     limit: float
     difference: float
     worst: tuple[int, ...] = ()
-    nonfinite: int = 0
-    unwritten: int = 0
+    num_nonfinite: int = 0
+    num_unwritten: int = 0
 
     @property
     def ratio(self) -> float:
@@ -81,9 +81,9 @@ class Repeats:
         return not self.wrong_runs and (self.bit_equal or self.atomic)
 
 
-def compute_allowance(atomic: bool, rows: int) -> float:
+def compute_tolerance_factor(atomic: bool, num_terms: int) -> float:
     """Return s, the tolerance multiplier for sums over `rows` by atomics, whose order varies."""
-    return min(8.0, max(1.0, math.sqrt(rows) / 8)) if atomic else 1.0
+    return min(8.0, max(1.0, math.sqrt(num_terms) / 8)) if atomic else 1.0
 
 
 def compute_relative_error(got: np.ndarray, truth: np.ndarray, scale: float = 0.0) -> float:
@@ -101,10 +101,10 @@ def compare(
     baseline: np.ndarray,
     dtype: str,
     *,
-    allowance: float = 1.0,
-    poison: np.ndarray | None = None,
-    terms: float = 0.0,
-    propagated: float = 0.0,
+    tolerance_factor: float = 1.0,
+    unwritten_mask: np.ndarray | None = None,
+    term_magnitude: float = 0.0,
+    propagated_error: float = 0.0,
 ) -> TensorResult:
     """Compare one tensor with the truth and with PyTorch.
 
@@ -127,54 +127,58 @@ def compare(
     finite = np.isfinite(truth)
     opposite = np.isinf(got) & np.isinf(truth) & (np.signbit(got) != np.signbit(truth))
     equal = np.equal(got, truth) | (~finite & ~np.isfinite(got) & ~opposite)
-    nonfinite = int(np.sum(np.isfinite(got) != finite) + np.sum(opposite))
-    unwritten = int(poison.sum()) if poison is not None else 0
+    num_nonfinite = int(np.sum(np.isfinite(got) != finite) + np.sum(opposite))
+    num_unwritten = int(unwritten_mask.sum()) if unwritten_mask is not None else 0
     both_finite = finite & np.isfinite(got)
     comparable = both_finite & np.isfinite(baseline)
     zero = truth.dtype.type(0)
     clean_got, clean_truth = np.where(both_finite, got, zero), np.where(both_finite, truth, zero)
-    scale, floor = choose_scale(clean_truth, terms, dtype)
+    scale, floor = choose_scale(clean_truth, term_magnitude, dtype)
     error = compute_relative_error(clean_got, clean_truth, scale)
     baseline_error = compute_relative_error(np.where(comparable, baseline, clean_truth), clean_truth, scale)
     all_zero = truth.size == 0 or not (scale or np.any(clean_truth))
-    limit = floor + (0.0 if all_zero else 2 * baseline_error * allowance)
-    limit += propagated / float(scale or np.abs(clean_truth).max(initial=0.0) or 1)
+    limit = floor + (0.0 if all_zero else 2 * baseline_error * tolerance_factor)
+    limit += propagated_error / float(scale or np.abs(clean_truth).max(initial=0.0) or 1)
     differences = clean_got - np.where(comparable, baseline, clean_got)
     difference = float(np.abs(differences).max()) if truth.size else 0.0
     errors = np.abs(clean_got - clean_truth)
     errors = np.where(both_finite | equal, errors, np.inf)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(errors)), truth.shape)) if truth.size else ()
-    ok = error <= limit and nonfinite == 0 and unwritten == 0
-    return TensorResult(ok, error, baseline_error, limit, difference, worst, nonfinite, unwritten)
+    ok = error <= limit and num_nonfinite == 0 and num_unwritten == 0
+    return TensorResult(ok, error, baseline_error, limit, difference, worst, num_nonfinite, num_unwritten)
 
 
-def choose_scale(truth: np.ndarray, terms: float, dtype: str) -> tuple[float, float]:
+def choose_scale(truth: np.ndarray, term_magnitude: float, dtype: str) -> tuple[float, float]:
     """Return the scale of errors (`terms` if the truth is below their rounding error, else 0) and the floor.
 
     Kernels for a 16-bit dtype compute in float32, so their terms also have float32 rounding errors.
     """
     arithmetic = "float64" if dtype == "float64" else "float32"
-    if truth.size and np.abs(truth).max() < EPSILON[arithmetic] * terms < math.inf:
-        return terms, FLOOR[arithmetic]
+    if truth.size and np.abs(truth).max() < EPSILON[arithmetic] * term_magnitude < math.inf:
+        return term_magnitude, FLOOR[arithmetic]
     return 0.0, FLOOR[dtype]
 
 
 def format_got_and_expected(got: float, expected: float, limit: float, digits: int = 7) -> str:
     """Return "got 1.5, expected 1.25", with the difference and the limit if the first `digits` are equal."""
-    one, other = format_distinct(got, expected, digits)
-    off = f": off by {abs(got - expected):.1e}, the limit {limit:.1e}" if one != f"{got:.{digits}g}" else ""
-    return f"got {one}, expected {other}{off}"
+    got_text, expected_text = format_distinct(got, expected, digits)
+    suffix = (
+        f": off by {abs(got - expected):.1e}, the limit {limit:.1e}"
+        if got_text != f"{got:.{digits}g}"
+        else ""
+    )
+    return f"got {got_text}, expected {expected_text}{suffix}"
 
 
-def format_distinct(one: float, other: float, digits: int) -> tuple[str, str]:
-    texts = ((f"{one:.{count}g}", f"{other:.{count}g}") for count in range(digits, 17))
-    return next((pair for pair in texts if pair[0] != pair[1]), (f"{one:.17g}", f"{other:.17g}"))
+def format_distinct(got: float, expected: float, digits: int) -> tuple[str, str]:
+    texts = ((f"{got:.{count}g}", f"{expected:.{count}g}") for count in range(digits, 17))
+    return next((pair for pair in texts if pair[0] != pair[1]), (f"{got:.17g}", f"{expected:.17g}"))
 
 
 def describe_wrong_bits(got: float, expected: float) -> str:
-    wrong = [bit for bit in range(32) if (int(got) ^ int(expected)) >> bit & 1]
-    first = f"bit {wrong[0]} is {int(got) >> wrong[0] & 1}, expected {int(expected) >> wrong[0] & 1}"
-    return first if len(wrong) == 1 else f"{first}; {len(wrong)} of its 32 bits are wrong"
+    wrong_bits = [bit for bit in range(32) if (int(got) ^ int(expected)) >> bit & 1]
+    first = f"bit {wrong_bits[0]} is {int(got) >> wrong_bits[0] & 1}, expected {int(expected) >> wrong_bits[0] & 1}"
+    return first if len(wrong_bits) == 1 else f"{first}; {len(wrong_bits)} of its 32 bits are wrong"
 
 
 def compute_spread_in_ulps(runs_min: np.ndarray, runs_max: np.ndarray, dtype: str) -> float:
@@ -188,11 +192,11 @@ def compute_spread_in_ulps(runs_min: np.ndarray, runs_max: np.ndarray, dtype: st
 # ---- Evidence for the diagnosis ------------------------------------------------------------------------------
 
 
-NEARER_FACTOR = 8
+MIN_IMPROVEMENT = 8
 """A formula explains a result that is this many times nearer to it than to the truth."""
-FAR_FACTOR = 1000
-"""A formula that is this many times nearer explains a result up to a relative distance of LOOSE_DISTANCE."""
-LOOSE_DISTANCE = 2e-5
+MIN_LOOSE_IMPROVEMENT = 1000
+"""A formula that is this many times nearer explains a result up to a relative distance of LOOSE_TOLERANCE."""
+LOOSE_TOLERANCE = 2e-5
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ class Evidence:
     arrays: Arrays
     got: np.ndarray
     truth: np.ndarray
-    unwritten: np.ndarray
+    unwritten_mask: np.ndarray
     result: TensorResult
     dtype: str = "float32"
 
@@ -239,16 +243,20 @@ class Evidence:
         if finite_elements_only:
             distances = np.where(np.isfinite(self.got), distances, 0.0)
         distance = float(distances.max(initial=0.0))
-        is_near = distance <= self.tolerance and distance * NEARER_FACTOR <= self.error
-        is_far_nearer = distance <= LOOSE_DISTANCE * self.magnitude and distance * FAR_FACTOR <= self.error
-        return distance / self.magnitude if is_near or is_far_nearer else None
+        fits = distance <= self.tolerance and distance * MIN_IMPROVEMENT <= self.error
+        fits_loosely = (
+            distance <= LOOSE_TOLERANCE * self.magnitude and distance * MIN_LOOSE_IMPROVEMENT <= self.error
+        )
+        return distance / self.magnitude if fits or fits_loosely else None
 
     @property
-    def wrong(self) -> np.ndarray:
+    def wrong_mask(self) -> np.ndarray:
         """True for elements that are beyond the limit, in `nonfinite_mismatch`, or not written."""
         with np.errstate(invalid="ignore"):
             beyond = np.abs(self.got - self.truth) > self.result.limit * self.scale
-        return np.where(np.isfinite(self.truth), beyond, False) | self.nonfinite_mismatch | self.unwritten
+        return (
+            np.where(np.isfinite(self.truth), beyond, False) | self.nonfinite_mismatch | self.unwritten_mask
+        )
 
     @property
     def nonfinite_mismatch(self) -> np.ndarray:
@@ -265,11 +273,11 @@ def compute_severity(evidence: Evidence) -> float:
     return evidence.result.error / evidence.result.limit
 
 
-def compute_distances(got: np.ndarray, other: np.ndarray) -> np.ndarray:
+def compute_distances(got: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Return |got - other|: 0 where neither is finite, infinite where only one is."""
-    distances = np.abs(got - other)
+    distances = np.abs(got - reference)
     if np.isfinite(distances).all():
         return distances
-    both_finite = np.isfinite(got) & np.isfinite(other)
-    both_nonfinite = ~np.isfinite(got) & ~np.isfinite(other)
+    both_finite = np.isfinite(got) & np.isfinite(reference)
+    both_nonfinite = ~np.isfinite(got) & ~np.isfinite(reference)
     return np.where(both_finite, distances, np.where(both_nonfinite, 0.0, np.inf))

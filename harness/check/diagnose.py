@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.check.compare import (
-    NEARER_FACTOR,
+    MIN_IMPROVEMENT,
     Evidence,
     compute_severity,
     describe_wrong_bits,
@@ -27,22 +27,22 @@ from harness.spec.puzzle import Dims, Puzzle, Symptom
 from harness.spec.rounding import round_to_dtype
 from harness.vgpu import Finding
 
-MAX_SHOWN = 4
-TILES = (128, 32, 16)
+MAX_SHOWN_ELEMENTS = 4
+TILE_SIZES = (128, 32, 16)
 # Above this many multiply-adds the NumPy formulas are slow, and only the location of the errors is reported.
 MAX_MULTIPLY_ADDS = 2**26
 # Maximum number of mistakes reported together, if all give the same values in every failing case.
-MAX_NAMED = 3
+MAX_REPORTED_MISTAKES = 3
 # A formula that explains only the finite elements must explain this many wrong ones.
-MIN_FINITE_WRONG = 4
+MIN_WRONG_FINITE_ELEMENTS = 4
 # Distances up to this are rounding, and do not rank mistakes.
 ROUNDING_DISTANCE = 1e-6
 # An error of this many times its limit is clear; the smallest case with a clear error is shown.
 CLEAR_SEVERITY = 1000
 # Rounding error of the largest of many terms in 16 bits: a few units in the last place of bfloat16.
-ERROR_16_BITS = 2.0**-6
+ROUNDING_ERROR_16_BIT = 2.0**-6
 # An error that several roundings to float32 may cause, relative to the largest value.
-ERROR_FLOAT32 = 2.0**-19
+ROUNDING_ERROR_FLOAT32 = 2.0**-19
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class Explanation:
         first, *alternatives = dict.fromkeys(mistake.description for mistake in self.mistakes)
         precision = f"to {self.distance:.0e}" if self.distance else "exactly"
         text = f"{first}, {precision}"
-        text += "".join(f"; or {other}, which gives the same here" for other in alternatives[: MAX_NAMED - 1])
+        text += "".join(
+            f"; or {other}, which gives the same here" for other in alternatives[: MAX_REPORTED_MISTAKES - 1]
+        )
         if self.finite_elements_only:
             text += ", wherever it is a number; the rest is 0 / 0, -inf - -inf, 0 * inf or an overflow"
         elif self.finite_cases_only:
@@ -91,20 +93,30 @@ def diagnose(
     axes = puzzle.get_axis_names(quantity, worst.got.ndim)
     argument = puzzle.find_output_argument(quantity)
     reports = describe_elements(worst, name, axes, bits=argument is not None and argument.is_bitmask)
-    values = [*reports, f"where in '{worst.case.name}': {describe_location(worst.wrong, axes)}"]
-    known = find_explanation(puzzle, quantity, evidence, correct)
-    symptom = None if known else describe_unexplained(puzzle, quantity, evidence, worst)
-    rung = known.mistakes[0].hint if known else 2 if symptom and symptom.mistake in NONFINITE_SYMPTOMS else 1
-    hint = f"{gate}-{rung}" if gate else None
-    see = f": see hint {hint}" if hint else ""
-    if known:
-        first = known.mistakes[0]
-        sentence = f"your {name} equals the reference {known.description}{see}"
+    values = [*reports, f"where in '{worst.case.name}': {describe_location(worst.wrong_mask, axes)}"]
+    explanation = find_explanation(puzzle, quantity, evidence, correct)
+    symptom = None if explanation else describe_unexplained(puzzle, quantity, evidence, worst)
+    hint_number = (
+        explanation.mistakes[0].hint
+        if explanation
+        else 2
+        if symptom and symptom.mistake in NONFINITE_SYMPTOMS
+        else 1
+    )
+    hint = f"{gate}-{hint_number}" if gate else None
+    hint_suffix = f": see hint {hint}" if hint else ""
+    if explanation:
+        first = explanation.mistakes[0]
+        sentence = f"your {name} equals the reference {explanation.description}{hint_suffix}"
         return Diagnosis(sentence, values, first.id, hint, frozenset(first.changes))
     if symptom:
-        form = "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
-        return Diagnosis(form.format(name, symptom.description) + see, values, symptom.mistake, hint)
-    return Diagnosis((hint and f"{UNKNOWN}{see}") or "", values, None, hint)
+        template = (
+            "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
+        )
+        return Diagnosis(
+            template.format(name, symptom.description) + hint_suffix, values, symptom.mistake, hint
+        )
+    return Diagnosis((hint and f"{UNKNOWN}{hint_suffix}") or "", values, None, hint)
 
 
 NONFINITE_SYMPTOMS = ("not-finite", "infinite-at-first", "nan-swallowed", "nan-at-infinity", "nan-spread")
@@ -126,9 +138,9 @@ def describe_unexplained(
         )
     if symptom:
         return symptom
-    if worst.result.unwritten:
+    if worst.result.num_unwritten:
         return UNWRITTEN
-    if worst.result.nonfinite:
+    if worst.result.num_nonfinite:
         return Symptom(
             "not-finite",
             "holds values that are no numbers: a division by 0, a logarithm of 0, an overflow, a row that is all -inf, or, in a kernel, "
@@ -146,16 +158,35 @@ def choose_example(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
     larger is not informative.
     """
     clear = min(CLEAR_SEVERITY, max(compute_severity(e) for e in evidence))
-    small = min(MAX_SHOWN, max(e.got.size for e in evidence) - 1)  # a norm is one number in every case
+    small = min(
+        MAX_SHOWN_ELEMENTS, max(e.got.size for e in evidence) - 1
+    )  # a norm is one number in every case
 
     def rank(e: Evidence) -> tuple[bool, bool, bool, bool, bool, float]:
-        thin = any(size == 1 != usual for size, usual in zip(e.case.dims, dims, strict=False))
-        shown = bool(max_abs(e.truth)) and e.got.size > small and compute_severity(e) >= clear and not thin
-        broken = bool(e.result.nonfinite or e.result.unwritten)
+        is_degenerate = any(
+            size == 1 != has_default_dims for size, has_default_dims in zip(e.case.dims, dims, strict=False)
+        )
+        is_informative = (
+            bool(max_abs(e.truth))
+            and e.got.size > small
+            and compute_severity(e) >= clear
+            and not is_degenerate
+        )
+        is_incomplete = bool(e.result.num_nonfinite or e.result.num_unwritten)
         size = sum(array.size for array in e.arrays.values())
         finite, all_finite = bool(np.isfinite(e.truth).all()), not has_nonfinite_values(e)
-        usual, last = shown and e.case.dims == dims, -size if shown else compute_severity(e)
-        return finite, (shown or broken) and all_finite, broken, shown, usual, last
+        usual, tie_breaker = (
+            is_informative and e.case.dims == dims,
+            -size if is_informative else compute_severity(e),
+        )
+        return (
+            finite,
+            (is_informative or is_incomplete) and all_finite,
+            is_incomplete,
+            is_informative,
+            usual,
+            tie_breaker,
+        )
 
     return max(evidence, key=rank)
 
@@ -165,35 +196,39 @@ def describe_elements(evidence: Evidence, name: str, axes: Shape, bits: bool = F
 
     The index of the first is also spelled out with the names of the `axes`.
     """
-    wrong = np.argwhere(evidence.wrong)
-    if evidence.result.unwritten:
-        count = int(evidence.unwritten.sum())
+    wrong_indices = np.argwhere(evidence.wrong_mask)
+    if evidence.result.num_unwritten:
+        count = int(evidence.unwritten_mask.sum())
         yield f"{count} of {evidence.got.size} elements of {name} were never written"
-    nonfinite = ~np.isfinite(evidence.got) & np.isfinite(evidence.truth) & ~evidence.unwritten
+    nonfinite = ~np.isfinite(evidence.got) & np.isfinite(evidence.truth) & ~evidence.unwritten_mask
     if nonfinite.any():
         kinds = "NaN" if np.isnan(evidence.got[nonfinite]).all() else "infinite or NaN"
         yield f"{int(nonfinite.sum())} of {evidence.got.size} elements of {name} are {kinds}"
-    for number, index in enumerate(wrong[:MAX_SHOWN].tolist()):
+    for number, index in enumerate(wrong_indices[:MAX_SHOWN_ELEMENTS].tolist()):
         position = tuple(index)
         got, truth = float(evidence.got[position]), float(evidence.truth[position])
-        if bits and not evidence.unwritten[position]:
+        if bits and not evidence.unwritten_mask[position]:
             text = describe_wrong_bits(got, truth)
-        elif evidence.unwritten[position]:
+        elif evidence.unwritten_mask[position]:
             text = f"never written, expected {truth:.7g}"
         else:
             text = format_got_and_expected(got, truth, evidence.result.limit * evidence.scale)
         line = f"{name}{index or ''} {text}{describe_ratio(evidence, position)}"
         index_description = describe_index(index, axes)
         yield f"{line} ({index_description})" if index_description and not number else line
-    if len(wrong) > MAX_SHOWN:
-        yield f"... {len(wrong)} of {evidence.got.size} elements are wrong"
+    if len(wrong_indices) > MAX_SHOWN_ELEMENTS:
+        yield f"... {len(wrong_indices)} of {evidence.got.size} elements are wrong"
 
 
-def describe_ratio(evidence: Evidence, at: tuple[int, ...]) -> str:
+def describe_ratio(evidence: Evidence, index: tuple[int, ...]) -> str:
     """Return the ratio of an element to its expected value in words, or "" if it is meaningless."""
-    got, truth = float(evidence.got[at]), float(evidence.truth[at])
+    got, truth = float(evidence.got[index]), float(evidence.truth[index])
     is_integer = "float" not in evidence.dtype  # masks and indices
-    if is_integer or evidence.unwritten[at] or not (got and truth and np.isfinite([got, truth]).all()):
+    if (
+        is_integer
+        or evidence.unwritten_mask[index]
+        or not (got and truth and np.isfinite([got, truth]).all())
+    ):
         return ""
     ratio = f"{got / truth:.4g}"
     return "" if ratio == "1" else f": {ratio} times that"
@@ -224,34 +259,33 @@ def describe_location(wrong: np.ndarray, axes: Shape) -> str:
     return f"spread over the tensor, {wrong.mean():.0%} of the elements"
 
 
-def describe_axes(marked: np.ndarray, axes: Shape) -> tuple[list[str], np.ndarray]:
+def describe_axes(mask: np.ndarray, axes: Shape) -> tuple[list[str], np.ndarray]:
     """Return descriptions of where marked elements are along each axis, and their bounding block."""
-    hits = [
-        np.flatnonzero(marked.any(tuple(k for k in range(marked.ndim) if k != axis)))
-        for axis in range(marked.ndim)
+    indices = [
+        np.flatnonzero(mask.any(tuple(k for k in range(mask.ndim) if k != axis))) for axis in range(mask.ndim)
     ]
-    parts = [
-        describe_axis(hit, marked.shape[axis], size if isinstance(size, str) else f"axis {axis}")
-        for axis, (hit, size) in enumerate(zip(hits, axes, strict=True))
+    descriptions = [
+        describe_axis(hit, mask.shape[axis], size if isinstance(size, str) else f"axis {axis}")
+        for axis, (hit, size) in enumerate(zip(indices, axes, strict=True))
     ]
-    return [part for part in parts if part], marked[np.ix_(*hits)]
+    return [part for part in descriptions if part], mask[np.ix_(*indices)]
 
 
-def describe_axis(hit: np.ndarray, size: int, axis: str) -> str:
+def describe_axis(indices: np.ndarray, size: int, axis: str) -> str:
     """Describe which indices of one axis have wrong elements; "" if all do."""
-    if len(hit) == size:
+    if len(indices) == size:
         return ""
-    first, last = int(hit[0]), int(hit[-1])
-    if len(hit) == 1:
+    first, last = int(indices[0]), int(indices[-1])
+    if len(indices) == 1:
         note = " (the last)" if first == size - 1 else " (the first)" if first == 0 else ""
         return f"only {axis} = {first}{note}"
-    if last - first + 1 != len(hit):
-        steps = np.diff(hit)
-        if len(hit) > 2 and (steps == steps[0]).all():
+    if last - first + 1 != len(indices):
+        steps = np.diff(indices)
+        if len(indices) > 2 and (steps == steps[0]).all():
             return f"{axis} = {first}, {first + int(steps[0])}, ... (every {int(steps[0])})"
-        return f"{len(hit)} of {size} along {axis}"
+        return f"{len(indices)} of {size} along {axis}"
     if last == size - 1:
-        tile = next((t for t in TILES if first and first % t == 0 and size - first <= t), None)
+        tile = next((t for t in TILE_SIZES if first and first % t == 0 and size - first <= t), None)
         if tile:
             return f"the last tile of {tile} along {axis}, from {first}"
         return f"{axis} from {first} to the end"
@@ -276,38 +310,42 @@ def find_explanation(
     steps = puzzle.derive(evidence[0].arrays, {})
     with np.errstate(all="ignore"):
         getattr(steps, quantity)
-    nonfinite = all(is_nonfinite(e.case.values) for e in evidence)
+    all_nonfinite = all(is_nonfinite(e.case.values) for e in evidence)
     candidates = [
         mistake
         for mistake in puzzle.mistakes
         if not mistake.changes.keys().isdisjoint(vars(steps))  # the quantity depends on the change
         and not (mistake.needs_all_wrong and not mistake.changes.keys().isdisjoint(correct))
-        and not (nonfinite and changes_finite_values(puzzle, quantity, evidence[0], mistake))
+        and not (all_nonfinite and changes_finite_values(puzzle, quantity, evidence[0], mistake))
     ]
-    small_first = sorted(evidence, key=lambda e: e.got.size)
-    fit = find_fitting(puzzle, quantity, small_first, candidates)
-    finite_wrong = sum(int((e.wrong & np.isfinite(e.got)).sum()) for e in evidence)
-    lost = any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence)
-    if not fit and lost and finite_wrong >= MIN_FINITE_WRONG:
-        fit = find_fitting(puzzle, quantity, small_first, candidates, finite_elements_only=True)
-    finite = [e for e in small_first if not is_nonfinite(e.case.values) and np.isfinite(e.truth).all()]
-    if not fit and 0 < len(finite) < len(evidence):
-        fit = find_fitting(puzzle, quantity, finite, candidates)
-        return fit and replace(fit, finite_cases_only=True)
-    return fit
+    smallest_first = sorted(evidence, key=lambda e: e.got.size)
+    explanation = find_matching_mistakes(puzzle, quantity, smallest_first, candidates)
+    finite_wrong = sum(int((e.wrong_mask & np.isfinite(e.got)).sum()) for e in evidence)
+    has_lost_values = any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence)
+    if not explanation and has_lost_values and finite_wrong >= MIN_WRONG_FINITE_ELEMENTS:
+        explanation = find_matching_mistakes(
+            puzzle, quantity, smallest_first, candidates, finite_elements_only=True
+        )
+    finite_cases = [
+        e for e in smallest_first if not is_nonfinite(e.case.values) and np.isfinite(e.truth).all()
+    ]
+    if not explanation and 0 < len(finite_cases) < len(evidence):
+        explanation = find_matching_mistakes(puzzle, quantity, finite_cases, candidates)
+        return explanation and replace(explanation, finite_cases_only=True)
+    return explanation
 
 
 def changes_finite_values(puzzle: Puzzle, quantity: str, e: Evidence, mistake: Mistake) -> bool:
     """Check whether a mistake also changes a quantity if all inputs are finite."""
     arrays = {name: np.where(np.isfinite(array), array, 1) for name, array in e.arrays.items()}
     with np.errstate(all="ignore"):
-        right, wrong = (
+        correct, mistaken = (
             getattr(puzzle.derive(arrays, changes), quantity) for changes in (None, mistake.changes)
         )
-        return not np.allclose(right, wrong, rtol=1e-3, atol=0)
+        return not np.allclose(correct, mistaken, rtol=1e-3, atol=0)
 
 
-def find_fitting(
+def find_matching_mistakes(
     puzzle: Puzzle,
     quantity: str,
     evidence: Sequence[Evidence],
@@ -315,7 +353,7 @@ def find_fitting(
     finite_elements_only: bool = False,
 ) -> Explanation | None:
     """Return the mistakes that give a quantity's values, or just the finite ones, in every case."""
-    fits: list[tuple[Mistake, float]] = []
+    matches: list[tuple[Mistake, float]] = []
     for mistake in candidates:
         distances: list[float] = []
         for e in evidence:
@@ -326,13 +364,15 @@ def find_fitting(
                 break
             distances.append(distance)
         else:
-            fits.append((mistake, max(distances)))
-    if not fits:
+            matches.append((mistake, max(distances)))
+    if not matches:
         return None
-    nearest = min(distance for _, distance in fits)
-    farthest = max(NEARER_FACTOR * nearest, ROUNDING_DISTANCE)  # a mistake close to this one may fit as well
-    fits = [fit for fit in fits if fit[1] <= farthest]
-    return Explanation(tuple(mistake for mistake, _ in fits), fits[0][1], finite_elements_only)
+    nearest = min(distance for _, distance in matches)
+    farthest = max(
+        MIN_IMPROVEMENT * nearest, ROUNDING_DISTANCE
+    )  # a mistake close to this one may fit as well
+    matches = [fit for fit in matches if fit[1] <= farthest]
+    return Explanation(tuple(mistake for mistake, _ in matches), matches[0][1], finite_elements_only)
 
 
 # Finding kind -> the mistake that causes it and what it means. Causes come before their effects: threads that
@@ -376,9 +416,9 @@ CAUSES = {
         "group, then barrier()"),
     "uninitialised read": ("uninitialised-read", "the kernel reads memory that nothing has written"),
 }  # fmt: skip
-DIVERGENCE = list(CAUSES)[:4]
+DIVERGENCE_KINDS = list(CAUSES)[:4]
 PRIMARY_KINDS = [
-    *(*DIVERGENCE, "hang", "trap", "store to an input"),
+    *(*DIVERGENCE_KINDS, "hang", "trap", "store to an input"),
     *(kind for kind in CAUSES if kind.startswith(("misaligned", "null pointer"))),
 ]
 """Kinds of findings that count as the cause, regardless of other findings."""
@@ -386,9 +426,9 @@ PRIMARY_MISTAKES = {CAUSES[kind][0] for kind in PRIMARY_KINDS}
 """The mistakes behind PRIMARY_KINDS, which take precedence over explanations by values."""
 
 
-OUT_OF_BOUNDS = tuple(kind for kind in CAUSES if kind.startswith("out-of-bounds"))
-BLOCK_RACES = ("shared race", "race inside a block")
-SECONDARY_KINDS = {"uninitialised read", "output never written", "global race", *BLOCK_RACES}
+OUT_OF_BOUNDS_KINDS = tuple(kind for kind in CAUSES if kind.startswith("out-of-bounds"))
+BLOCK_RACE_KINDS = ("shared race", "race inside a block")
+SECONDARY_KINDS = {"uninitialised read", "output never written", "global race", *BLOCK_RACE_KINDS}
 """Findings that may follow from divergence or a wrong index: unwritten memory, and races."""
 
 
@@ -396,9 +436,11 @@ CERTAIN_MISTAKES = ("barrier-divergence", "warp-divergence", "endless-loop")
 """Mistakes that a wrong index cannot cause."""
 
 
-def drop_effects(findings: Sequence[Finding]) -> list[Finding]:
+def drop_secondary_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Remove findings that may be effects of others, such as unwritten memory after a missed barrier."""
-    kernels = {finding.kernel for finding in findings if finding.kind in (*OUT_OF_BOUNDS, *DIVERGENCE)}
+    kernels = {
+        finding.kernel for finding in findings if finding.kind in (*OUT_OF_BOUNDS_KINDS, *DIVERGENCE_KINDS)
+    }
     return [f for f in findings if f.kernel not in kernels or f.kind not in SECONDARY_KINDS]
 
 
@@ -410,7 +452,7 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
     races = [finding for finding in findings if finding.kind == "global race"]
     # A plain `+=` loads and stores the element in one line: the line of both accesses or, if one of them is
     # an atomic, the line of the other.
-    added = any(
+    has_plain_addition = any(
         race.access_kinds >= {"a load", "a store"}
         and (
             "an atomic" in race.access_kinds
@@ -418,10 +460,10 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
         )
         for race in races
     )
-    if not added and any("atomic" in race.message and "store" in race.message for race in races):
+    if not has_plain_addition and any("atomic" in race.message and "store" in race.message for race in races):
         words = "one block stores to what other blocks add to, and nothing orders the blocks of a grid"
         return "zeroed-in-the-kernel", words
-    if added:
+    if has_plain_addition:
         words = "blocks read, add and write the same element without an atomic: additions get lost"
         return "missing-atomic", words
     if races:
@@ -429,9 +471,11 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
             "blocks store to the same element and the last one wins: nothing is added up, or an index is the same in every block, as "
             "thread_idx is"
         )
-    texts = [finding.message for finding in findings if finding.kind in BLOCK_RACES]
-    both_store = all(words.count(": a store by ") + words.count(" and a store by ") == 2 for words in texts)
-    if texts and both_store and kinds <= SECONDARY_KINDS:
+    messages = [finding.message for finding in findings if finding.kind in BLOCK_RACE_KINDS]
+    both_store = all(
+        words.count(": a store by ") + words.count(" and a store by ") == 2 for words in messages
+    )
+    if messages and both_store and kinds <= SECONDARY_KINDS:
         return "several-writers", (
             "several threads of a block store to the same element: one of them should, or each to an element of its own"
         )
@@ -449,7 +493,7 @@ def find_nonfinite_mismatch(evidence: Sequence[Evidence], worst: Evidence) -> Sy
             "nan-swallowed",
             "is finite where PyTorch's is NaN or infinite: a comparison, a select or a maximum drops the NaN",
         )
-    if not (np.isfinite(worst.truth) & ~np.isfinite(worst.got) & ~worst.unwritten).any():
+    if not (np.isfinite(worst.truth) & ~np.isfinite(worst.got) & ~worst.unwritten_mask).any():
         return None
     inputs = np.concatenate([array.ravel() for e in evidence for array in e.arrays.values()])
     if not (np.isnan(inputs) | np.isposinf(inputs)).any():
@@ -473,15 +517,15 @@ def find_low_precision(e: Evidence) -> Symptom | None:
     """Check whether all elements are values of a 16-bit type or, in float64, have an error as in float32."""
     if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all():
         return None
-    if e.dtype == "float64" and e.error <= ERROR_FLOAT32 * e.scale:
+    if e.dtype == "float64" and e.error <= ROUNDING_ERROR_FLOAT32 * e.scale:
         description = "is off by a rounding of float32: somewhere it is computed in less than float64"
         return Symptom("single-precision", description)
     if e.got.size < 4:
         return None
-    for kind in ("bfloat16", "float16"):
-        if (round_to_dtype(e.got, kind) == e.got).all() and compute_severity(e) < 1e5:
-            description = f"has only the digits of {kind}: somewhere it is rounded to 16 bits"
-            return Symptom(f"rounded-to-{kind}", description)
+    for dtype in ("bfloat16", "float16"):
+        if (round_to_dtype(e.got, dtype) == e.got).all() and compute_severity(e) < 1e5:
+            description = f"has only the digits of {dtype}: somewhere it is rounded to 16 bits"
+            return Symptom(f"rounded-to-{dtype}", description)
     return None
 
 
@@ -490,10 +534,10 @@ def find_rounded_terms(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidenc
     for e in evidence:
         if e.case.values != CANCELLING or not np.isfinite(e.got).all():
             return None
-        sizes = {name: np.abs(a) if a.dtype.kind == "f" else a for name, a in e.arrays.items()}
-        magnitudes = np.abs(getattr(puzzle.derive(sizes, {}), quantity))
-        terms = max(magnitudes.max(initial=0.0), puzzle.compute_term_magnitudes(e.arrays).get(quantity, 0.0))
-        if np.abs(e.got - e.truth).max(initial=0.0) > ERROR_16_BITS * terms:
+        absolute_inputs = {name: np.abs(a) if a.dtype.kind == "f" else a for name, a in e.arrays.items()}
+        magnitudes = np.abs(getattr(puzzle.derive(absolute_inputs, {}), quantity))
+        scale = max(magnitudes.max(initial=0.0), puzzle.compute_term_magnitudes(e.arrays).get(quantity, 0.0))
+        if np.abs(e.got - e.truth).max(initial=0.0) > ROUNDING_ERROR_16_BIT * scale:
             return None
     return Symptom(
         "rounded-in-a-sum",
@@ -511,21 +555,21 @@ Dependencies = Mapping[str, Sequence[str]]
 """Name -> the names that it is computed from."""
 
 
-def find_first_wrong(name: str, needs: Dependencies, wrong: Collection[str]) -> str | None:
+def find_first_wrong(name: str, dependencies: Dependencies, wrong: Collection[str]) -> str | None:
     """Return the first wrong dependency of `name`, direct or indirect, or None."""
-    first = next((dependency for dependency in needs.get(name, ()) if dependency in wrong), None)
-    return first and (find_first_wrong(first, needs, wrong) or first)
+    first = next((dependency for dependency in dependencies.get(name, ()) if dependency in wrong), None)
+    return first and (find_first_wrong(first, dependencies, wrong) or first)
 
 
-def format_pointer(before: str) -> str:
-    return f"computed from {before}, which is wrong: fix that first"
+def format_pointer(dependency: str) -> str:
+    return f"computed from {dependency}, which is wrong: fix that first"
 
 
-def redirect_gates(results: Sequence[GateResult], needs: Dependencies) -> None:
+def redirect_gates(results: Sequence[GateResult], dependencies: Dependencies) -> None:
     """Replace the diagnosis of each wrong gate that is computed from a wrong gate with a pointer to it."""
     wrong = {result.gate.id: result for result in results if result.state == "wrong"}
     for id, result in wrong.items():
-        first = find_first_wrong(id, needs, wrong)
+        first = find_first_wrong(id, dependencies, wrong)
         if first and not result.is_own_mistake:
             result.diagnosis, result.findings = [format_pointer(first)], []
             result.mistake, result.hint = None, wrong[first].hint
@@ -534,9 +578,9 @@ def redirect_gates(results: Sequence[GateResult], needs: Dependencies) -> None:
 def redirect_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: str) -> None:
     """Replace the diagnosis of each quantity whose op reads a wrong quantity with a pointer to it."""
     calls = puzzle.variants[variant]
-    needs = {quantity: tuple(call.op.reads) for call in calls for quantity in call.op.writes}
+    dependencies = {quantity: tuple(call.op.reads) for call in calls for quantity in call.op.writes}
     for quantity, diagnosis in diagnoses.items():
-        first = find_first_wrong(quantity, needs, diagnoses)
+        first = find_first_wrong(quantity, dependencies, diagnoses)
         if first and not diagnosis.is_own_step(quantity):
             diagnoses[quantity] = Diagnosis(format_pointer(puzzle.get_printed_name(first)))
 

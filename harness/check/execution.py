@@ -36,7 +36,7 @@ class Outcome:
     outputs: dict[str, Arrays] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failure: VirtualGPUError | None = None
-    corrected: bool = False
+    has_corrected_inputs: bool = False
     launches: "dict[str, list[Launch]]" = field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ class Device(Protocol):
 
     target: Target
     cached: bool
-    seconds: float
+    compile_seconds: float
 
     def run_cases(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome: ...
 
@@ -59,7 +59,7 @@ class GraphDevice:
 
     def __init__(self, program: "Program", target: Target):
         self.program, self.target = program, target
-        self.cached, self.seconds = program.cached, program.load_time_s
+        self.cached, self.compile_seconds = program.cached, program.load_time_s
         self._results: dict[Case, Arrays] = {}
 
     def run_cases(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
@@ -100,29 +100,33 @@ class VirtualDevice:
         source: Path,
         blocks: str = "natural",
         cached: bool = True,
-        seconds: float = 0.0,
+        compile_seconds: float = 0.0,
     ):
         self.recording, self.source, self.blocks = recording, source, blocks
-        self.cached, self.seconds = cached, seconds
+        self.cached, self.seconds = cached, compile_seconds
         self._replays: dict[str, Replay] = {}
 
     def run_cases(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
         outcome = self._replay(variant, cases, reference)
-        saved = reference.puzzle.list_saved_quantities(variant)
+        saved_quantities = reference.puzzle.list_saved_quantities(variant)
         for case in cases if outcome.failure is None else ():
             outputs = outcome.outputs[case.name]
-            results = reference.compare_all(case, self.target, variant, outputs, saved)
+            results = reference.compare_all(case, self.target, variant, outputs, saved_quantities)
             if not all(result.ok for result in results.values()):
-                again = self._replay(variant, cases, reference, wrong=outcome)
-                again.findings = outcome.findings
-                return again
+                second_outcome = self._replay(variant, cases, reference, first_outcome=outcome)
+                second_outcome.findings = outcome.findings
+                return second_outcome
         return outcome
 
     def run_case(self, variant: str, case: Case, reference: "Reference") -> Arrays:
         return self._replays[variant].run(variant, case, reference.get_inputs(case))
 
     def _replay(
-        self, variant: str, cases: Sequence[Case], reference: "Reference", wrong: Outcome | None = None
+        self,
+        variant: str,
+        cases: Sequence[Case],
+        reference: "Reference",
+        first_outcome: Outcome | None = None,
     ) -> Outcome:
         from harness.devices.poison import find_unwritten
         from harness.devices.replay import Replay
@@ -131,21 +135,21 @@ class VirtualDevice:
         puzzle, checks = reference.puzzle, Checks(counters=False)
         replay = Replay(self.recording, puzzle, reference.dtype, blocks=self.blocks, checks=checks)
         self._replays[variant] = replay
-        outcome = Outcome(corrected=wrong is not None)
-        limited = any(gate.limits for gate in puzzle.kernel_gates if gate.variant == variant)
+        outcome = Outcome(has_corrected_inputs=first_outcome is not None)
+        has_limits = any(gate.limits for gate in puzzle.kernel_gates if gate.variant == variant)
         for number, case in enumerate(cases, 1):
             report_progress(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
             replay.gpu.steps = MAX_STEPS + puzzle.count_multiply_adds(case.dims)
-            replay.gpu.checks = Checks(counters=limited and case.checks_limits)
-            before_case = len(replay.gpu.launches)
-            saved = reference.get_saved_arrays(case, self.target, variant) if wrong else {}
-            before = wrong.outputs[case.name] if wrong else {}
-            unwritten_names = [name for name in saved if find_unwritten(before[name]).all()]
+            replay.gpu.checks = Checks(counters=has_limits and case.checks_limits)
+            first_launch = len(replay.gpu.launches)
+            saved_arrays = reference.get_saved_arrays(case, self.target, variant) if first_outcome else {}
+            first_outputs = first_outcome.outputs[case.name] if first_outcome else {}
+            unwritten_names = [name for name in saved_arrays if find_unwritten(first_outputs[name]).all()]
             try:
                 inputs = reference.get_inputs(case)
-                outcome.outputs[case.name] = replay.run(variant, case, inputs, saved, unwritten_names)
+                outcome.outputs[case.name] = replay.run(variant, case, inputs, saved_arrays, unwritten_names)
                 if replay.gpu.checks.counters:
-                    outcome.launches[case.name] = replay.gpu.launches[before_case:]
+                    outcome.launches[case.name] = replay.gpu.launches[first_launch:]
             except UnsupportedInstruction as error:
                 raise EnvironmentProblem(str(error)) from error
             except VirtualGPUError as error:

@@ -17,7 +17,7 @@ MIN_VALUES = 3
 """Minimum number of values that a constant must explain."""
 CONCLUSIVE_FACTOR = 16
 """A value is conclusive if it is this many times as large as the effect of rounding."""
-BLOCKS = (32, 64, 128, 256)
+BLOCK_SIZES = (32, 64, 128, 256)
 """Common numbers of threads in a warp or a block."""
 CONSTANTS = {math.log(2): "ln 2", 1 / math.log(2): "1 / ln 2", math.e: "e"}
 
@@ -39,10 +39,10 @@ def find_family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> 
             return symptom
         return (
             symptom
-            or find_other_step(puzzle, quantity, evidence)
+            or find_related_step(puzzle, quantity, evidence)
             or find_constant_offset(evidence)
             or find_axis_pattern(puzzle, quantity, evidence)
-            or find_moved(puzzle, quantity, evidence)
+            or find_misplaced_values(puzzle, quantity, evidence)
             or find_rounded_step(puzzle, quantity, evidence)
         )
 
@@ -63,8 +63,10 @@ def is_conclusive(values: np.ndarray, e: Evidence) -> bool:
 
 def find_constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | None:
     """Recognise a constant factor: one for all cases, equal to a size, or a different one in each case."""
-    scalars = len(evidence) >= MIN_VALUES and all(e.truth.size == 1 for e in evidence)  # one factor per case
-    if not scalars and not any(is_conclusive(e.truth, e) for e in evidence):
+    all_scalar = len(evidence) >= MIN_VALUES and all(
+        e.truth.size == 1 for e in evidence
+    )  # one factor per case
+    if not all_scalar and not any(is_conclusive(e.truth, e) for e in evidence):
         return None
     ratios = [fit_ratio(e.got, e.truth) for e in evidence]
     by_case = {e.case.name: r for e, r in zip(evidence, ratios, strict=True)}
@@ -84,8 +86,8 @@ def find_constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom
     example = f"{low:.6g} times in '{lowest.case.name}', {high:.6g} in '{highest.case.name}'"
     if fitting:
         return Symptom("times-a-constant", f"is exactly {fitting[0]} times what it should be: {example}")
-    words = f"is a constant times what it should be, another one in each case: {example}"
-    return None if scalars else Symptom("times-a-constant", words)
+    description = f"is a constant times what it should be, another one in each case: {example}"
+    return None if all_scalar else Symptom("times-a-constant", description)
 
 
 def fit_ratio(got: np.ndarray, truth: np.ndarray) -> float:
@@ -108,7 +110,7 @@ def compute_sizes(puzzle: Puzzle, e: Evidence) -> dict[str, float]:
         sizes[f"1 / {formula}" if formula.isidentifier() else f"1 / ({formula})"] = 1 / value
     for formula, value in named_sizes.items():
         sizes |= {f"sqrt({formula})": math.sqrt(value), f"1 / sqrt({formula})": 1 / math.sqrt(value)}
-        for block in BLOCKS:
+        for block in BLOCK_SIZES:
             sizes |= {f"{formula} / {block}": value / block, f"{block} / {formula}": block / value}
     for (a, m), (b, n) in pairs:
         sizes |= {f"{a} / {b}": m / n, f"{b} / {a}": n / m}
@@ -140,7 +142,7 @@ def format_signed(number: float) -> str:
 # ---- Other steps --------------------------------------------------------------------------------------------
 
 
-def find_other_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
+def find_related_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
     """Recognise the correct tensor times, over, plus, minus or replaced by an input or derivation step."""
     known = [compute_steps(puzzle, quantity, e) for e in evidence]
     by_case = {e.case.name: steps for e, steps in zip(evidence, known, strict=True)}
@@ -230,12 +232,12 @@ def find_axis_pattern(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence
     """Recognise a different factor or offset for each row, or for each column."""
     if any(e.got.ndim < 2 for e in evidence):
         return None
-    matrices = [e for e in evidence if min(e.got.shape[-1], e.got.size // e.got.shape[-1]) >= MIN_VALUES]
-    if not matrices:
+    evidence_2d = [e for e in evidence if min(e.got.shape[-1], e.got.size // e.got.shape[-1]) >= MIN_VALUES]
+    if not evidence_2d:
         return None
-    for axis, one in ((-1, "row"), (0, "column")):
-        axes = -1 if axis else tuple(range(matrices[0].got.ndim - 1))
-        if not any(is_conclusive(e.truth - e.truth.mean(axes, keepdims=True), e) for e in matrices):
+    for axis, axis_label in ((-1, "row"), (0, "column")):
+        axes = -1 if axis else tuple(range(evidence_2d[0].got.ndim - 1))
+        if not any(is_conclusive(e.truth - e.truth.mean(axes, keepdims=True), e) for e in evidence_2d):
             continue
 
         def compute_factors(e: Evidence, axes: Axes = axes) -> np.ndarray:
@@ -250,15 +252,15 @@ def find_axis_pattern(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence
             (compute_summands, np.add, "away from what it should be", "summand"),
         ):
             if fits_every_case(lambda e, of=values, apply=apply: apply(e.truth, of(e)), evidence):
-                if what == "factor" and all(is_zero_or_one(values(e)) for e in matrices):
+                if what == "factor" and all(is_zero_or_one(values(e)) for e in evidence_2d):
                     return None  # the zeros are already reported
-                each_one = values(matrices[0])
+                each_one = values(evidence_2d[0])
                 size, ends = float(np.abs(each_one).max()), (float(each_one.min()), float(each_one.max()))
                 low, high = (size * round(end / size, 6) + 0.0 for end in ends)
                 return Symptom(
-                    f"{what}-of-each-{one}",
-                    f"is in each {one} a constant {words}, from {low:.4g} to {high:.4g} in '{matrices[0].case.name}': a {what} "
-                    f"that belongs to a whole {one} is wrong or missing",
+                    f"{what}-of-each-{axis_label}",
+                    f"is in each {axis_label} a constant {words}, from {low:.4g} to {high:.4g} in '{evidence_2d[0].case.name}': a {what} "
+                    f"that belongs to a whole {axis_label} is wrong or missing",
                 )
     return None
 
@@ -268,7 +270,7 @@ def is_zero_or_one(factors: np.ndarray) -> bool:
     return bool(np.minimum(np.abs(factors), np.abs(factors - 1)).max() < 1e-3)
 
 
-def find_moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
+def find_misplaced_values(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
     """Recognise correct values at wrong positions, or running sums of them."""
     count = evidence[0].got.ndim
     if any(e.got.ndim != count for e in evidence) or not any(is_conclusive(e.truth, e) for e in evidence):
@@ -284,7 +286,7 @@ def find_moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
         for words, fit in fits:
             if fits_every_case(fit, evidence):
                 return Symptom("moved", f"is right, but {words} along {axis}")
-        for step in (1, *BLOCKS):
+        for step in (1, *BLOCK_SIZES):
             if fits_every_case(lambda e, n=number, by=step: compute_running_sums(e.truth, by, n), evidence):
                 before = "the one" if step == 1 else f"the one {step} places"
                 words = f"has in each element {before} before along {axis} added"

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from harness.check.gradients import (
-    CANCELLED,
     DTYPES,
+    MIN_SCALE,
     TOLERANCE,
     Distance,
     Edit,
     Function,
-    Incoming,
+    MakeGradOutputs,
     Subject,
     Tensors,
     are_equal,
@@ -34,14 +34,20 @@ from harness.check.gradients import (
     list_leaves,
     measure_distance,
     ones_like,
-    pull_back,
     random_like,
     record_saved_tensors,
     report_excess,
+    run_backward,
 )
-from harness.check.measured import FACTOR, UNITS, ReferenceRaised, compare, widen
+from harness.check.measured import (
+    ROUNDING_UNITS,
+    TOLERANCE_FACTOR,
+    InvalidReference,
+    compare,
+    to_float64_leaves,
+)
 
-FAR = 800.0  # exp(FAR) is infinite in float64, and exp(-FAR) is 0
+EXP_LIMIT = 800.0  # exp(EXP_LIMIT) is infinite in float64, exp(-EXP_LIMIT) is 0
 Check = Callable[[Subject], str | None]
 
 
@@ -52,7 +58,7 @@ def catch_errors(check: Check) -> Check:
     def run(subject: Subject) -> str | None:
         try:
             return check(subject)
-        except ReferenceRaised:
+        except InvalidReference:
             raise
         except Exception as error:
             return describe_error(error, 300)
@@ -66,18 +72,18 @@ IN_PLACE_MESSAGES = (
 """Parts of autograd's messages about in-place changes, which `inputs_unchanged` reports already."""
 
 
-def drop_echoes(lines: dict[str, str]) -> dict[str, str]:
+def drop_repeated_messages(lines: dict[str, str]) -> dict[str, str]:
     if inputs_unchanged.__name__ not in lines:
         return lines
     return {name: line for name, line in lines.items() if not any(echo in line for echo in IN_PLACE_MESSAGES)}
 
 
-def make_check(name: str, *kinds: tuple[str, dict[str, Any]]) -> Check:
+def make_check(name: str, *calls: tuple[str, dict[str, Any]]) -> Check:
     """Return a check of several kinds of calls, each a message and the keyword arguments of `compare`."""
 
     def check(subject: Subject) -> str | None:
-        strict = functools.partial(compare, subject, steady=True)
-        return next(filter(None, (report_excess(strict(**call), message) for message, call in kinds)), None)
+        strict = functools.partial(compare, subject, reorder_only=True)
+        return next(filter(None, (report_excess(strict(**call), message) for message, call in calls)), None)
 
     check.__name__ = name
     return catch_errors(check)
@@ -97,20 +103,20 @@ def forward(subject: Subject) -> str | None:
 
 def describe_constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
     """Describe a gradient's constant factor, and the sizes of an input whose product it is, or return ""."""
-    large = expected.abs() > CANCELLED
+    large = expected.abs() > MIN_SCALE
     ratios = (got / expected)[large]
     constant = ratios.numel() > 1 and torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-6)
-    if not constant or (got[~large].abs() > CANCELLED).any():
+    if not constant or (got[~large].abs() > MIN_SCALE).any():
         return ""
     ratio = ratios[0].item()
-    words = f"every element is {ratio:.4g} times what it should be"
+    description = f"every element is {ratio:.4g} times what it should be"
     for shape in dict.fromkeys(t.shape for t in inputs):
         for first, last in itertools.combinations(range(len(shape) + 1), 2):
             count = math.prod(shape[first:last])
             product = " * ".join(str(size) for size in shape[first:last])
             if count > 1 and math.isclose(max(ratio, 1 / ratio) if ratio > 0 else 0, count, rel_tol=1e-6):
-                return f"{words}: {product}{'' if ratio > 1 else ' in the divisor'}, as in an input of shape {list(shape)}"
-    return words
+                return f"{description}: {product}{'' if ratio > 1 else ' in the divisor'}, as in an input of shape {list(shape)}"
+    return description
 
 
 @catch_errors
@@ -175,9 +181,9 @@ def compare_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None
     inputs = subject.inputs("odd", seed)
     results = compute_outputs(subject.function, inputs)
     requires_grad = [t.requires_grad for t in results]  # outputs without a gradient are not part of the slope
-    incoming = random_like(tuple(t for t in results if t.requires_grad), seed)
+    grad_outputs = random_like(tuple(t for t in results if t.requires_grad), seed)
     directions = random_like(tuple(list_leaves(inputs)), 100 + seed)
-    grads = compute_gradients(subject.function, inputs, lambda out: incoming[: len(out)])
+    grads = compute_gradients(subject.function, inputs, lambda out: grad_outputs[: len(out)])
     slope = float(sum((g.detach() * d).sum() for g, d in zip(grads, directions, strict=True)))
 
     def evaluate_along(sign: float) -> float:
@@ -186,19 +192,19 @@ def compare_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None
         with torch.no_grad():
             pairs = zip(compute_outputs(subject.function, moved), requires_grad, strict=True)
             outputs = [t for t, asks in pairs if asks]
-        return float(sum((o * i).sum() for o, i in zip(outputs, incoming, strict=True)))
+        return float(sum((o * i).sum() for o, i in zip(outputs, grad_outputs, strict=True)))
 
     difference = (evaluate_along(1.0) - evaluate_along(-1.0)) / (2 * step)
     message = f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
     return message if abs(slope - difference) > 1e-5 * max(1.0, abs(difference)) else None
 
 
-def expand_one(out: tuple[Tensor, ...]) -> list[Tensor]:
+def make_expanded_gradients(out: tuple[Tensor, ...]) -> list[Tensor]:
     return [t.new_tensor(1.25).expand(t.shape) for t in out]
 
 
 expanded_gradient = make_check("expanded_gradient",
-    ("an expanded gradient, as from sum(), is read as if it were contiguous", {"incoming": expand_one}))  # fmt: skip
+    ("an expanded gradient, as from sum(), is read as if it were contiguous", {"make_grad_outputs": make_expanded_gradients}))  # fmt: skip
 """Check an incoming gradient with stride 0."""
 LAYOUTS: dict[str, Edit] = {
     "transposed": lambda t: t.mT.contiguous().mT if t.dim() > 1 else t,
@@ -210,26 +216,28 @@ LAYOUTS: dict[str, Edit] = {
 """Layouts that are not contiguous, although the last stride of a slice is 1."""
 
 
-def change_layout(edit: Edit, chosen: Sequence[int] | None = None) -> Callable[[list[Tensor]], list[Tensor]]:
+def change_layout(
+    edit: Edit, selected: Sequence[int] | None = None
+) -> Callable[[list[Tensor]], list[Tensor]]:
     """Return a function that changes the layout of all inputs, or of the chosen ones."""
     return lambda inputs: [
-        edit(t.detach()).requires_grad_(t.requires_grad) if chosen is None or i in chosen else t
+        edit(t.detach()).requires_grad_(t.requires_grad) if selected is None or i in selected else t
         for i, t in enumerate(inputs)
     ]
 
 
-def make_strided_gradients(edit: Edit) -> Incoming:
+def make_strided_gradients(edit: Edit) -> MakeGradOutputs:
     """Return a function that creates random incoming gradients in another layout."""
     return lambda out: [edit(g) for g in random_like(out)]
 
 
 strided_gradient = make_check("strided_gradient", *(
-    (f"a gradient that is not contiguous is read as if it were ({words})", {"incoming": make_strided_gradients(lay)})
+    (f"a gradient that is not contiguous is read as if it were ({words})", {"make_grad_outputs": make_strided_gradients(lay)})
     for words, lay in LAYOUTS.items()
 ))  # fmt: skip
 """Check incoming gradients as from a transpose or a slice after the function."""
 strided_inputs = make_check("strided_inputs", *(
-    (f"an input that is not contiguous is read as if it were ({words})", {"change": change_layout(lay)})
+    (f"an input that is not contiguous is read as if it were ({words})", {"transform_inputs": change_layout(lay)})
     for words, lay in LAYOUTS.items()
 ))  # fmt: skip
 """Check inputs as from a transpose or a slice before the function."""
@@ -244,15 +252,15 @@ def frozen_inputs(subject: Subject) -> str | None:
     sizes = range(1, count) if count <= MAX_INPUTS_FOR_SUBSETS else (1, count - 1)
     for kept in itertools.chain.from_iterable(itertools.combinations(range(count), size) for size in sizes):
 
-        def freeze(inputs: list[Tensor], kept: tuple[int, ...] = kept) -> list[Tensor]:
+        def freeze(inputs: list[Tensor], trainable: tuple[int, ...] = kept) -> list[Tensor]:
             for i, leaf in enumerate(list_leaves(inputs)):
-                leaf.requires_grad_(i in kept)
+                leaf.requires_grad_(i in trainable)
             return inputs
 
         all_names = [subject.get_input_name(i) for i, t in enumerate(subject.inputs()) if t.requires_grad]
         input_names = " and ".join(all_names[i] for i in kept)
         message = f"with only {input_names} asking for a gradient (the others frozen), a gradient is wrong"
-        if line := report_excess(compare(subject, change=freeze), message):
+        if line := report_excess(compare(subject, transform_inputs=freeze), message):
             return line
     return None
 
@@ -260,7 +268,7 @@ def frozen_inputs(subject: Subject) -> str | None:
 @catch_errors
 def two_calls(subject: Subject) -> str | None:
     """Check the backward pass of the first of two calls: it must use the tensors that its own call saved."""
-    error = compare(subject, between=lambda x, y: subject.function(*subject.inputs(seed=1)))
+    error = compare(subject, between_passes=lambda x, y: subject.function(*subject.inputs(seed=1)))
     return report_excess(error, "a second call changes what the first one saved")
 
 
@@ -272,7 +280,7 @@ def under_checkpoint(subject: Subject) -> str | None:
     def wrap(function: Function) -> Function:
         return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
 
-    error = compare(subject, around=wrap, between=lambda x, y: subject.function(*subject.inputs(seed=1)))
+    error = compare(subject, wrap=wrap, between_passes=lambda x, y: subject.function(*subject.inputs(seed=1)))
     return report_excess(error, "under checkpoint the gradients differ")
 
 
@@ -280,30 +288,30 @@ def under_checkpoint(subject: Subject) -> str | None:
 def inputs_unchanged(subject: Subject) -> str | None:
     """Check that neither pass writes to an input, to the incoming gradient, or to a returned tensor."""
     inputs = subject.inputs()
-    before = [t.detach().clone() for t in inputs]
+    inputs_before = [t.detach().clone() for t in inputs]
     outputs = compute_outputs(subject.function, inputs)
     outputs_before = [t.detach().clone() for t in outputs]
     differentiable = tuple(t for t in outputs if t.requires_grad)
-    incoming = random_like(differentiable)
-    arguments = [t.clone() for t in incoming]
-    torch.autograd.grad(differentiable, list_leaves(inputs), incoming, allow_unused=True)
+    grad_outputs = random_like(differentiable)
+    arguments = [t.clone() for t in grad_outputs]
+    torch.autograd.grad(differentiable, list_leaves(inputs), grad_outputs, allow_unused=True)
     for label, now, then in (
-        ("an input", inputs, before),
+        ("an input", inputs, inputs_before),
         ("its result", outputs, outputs_before),
-        ("the gradient coming in", incoming, arguments),
+        ("the gradient coming in", grad_outputs, arguments),
     ):
         if not are_equal([t.detach() for t in now], then):
             return f"{label} is changed in place: later reads of it, autograd's too, get wrong numbers"
     return None
 
 
-def pull_twice(outputs: Tensors, inputs: list[Tensor], incoming: Tensors) -> list[Tensor]:
-    call_autograd_grad(outputs, list_leaves(inputs), incoming, retain_graph=True)
-    return pull_back(outputs, inputs, incoming)
+def run_backward_twice(outputs: Tensors, inputs: list[Tensor], grad_outputs: Tensors) -> list[Tensor]:
+    call_autograd_grad(outputs, list_leaves(inputs), grad_outputs, retain_graph=True)
+    return run_backward(outputs, inputs, grad_outputs)
 
 
 second_backward = make_check("second_backward",
-    ("a second backward pass of the same call differs: the first changes what is kept", {"pull": pull_twice}))  # fmt: skip
+    ("a second backward pass of the same call differs: the first changes what is kept", {"run_backward_pass": run_backward_twice}))  # fmt: skip
 """Check a second backward pass through the same graph, as with retain_graph."""
 
 
@@ -317,7 +325,7 @@ def written_between(subject: Subject) -> str | None:
                 tensor.zero_()
 
     try:
-        error = compare(subject, between=overwrite_tensors)
+        error = compare(subject, between_passes=overwrite_tensors)
     except RuntimeError as error:
         if any(echo in str(error) for echo in IN_PLACE_MESSAGES):
             return None
@@ -346,11 +354,13 @@ def compare_second_derivatives(subject: Subject) -> Distance:
     grads = compute_second_gradients(subject.function, inputs)
     names = [subject.get_input_name(i) for i, t in enumerate(inputs) if t.requires_grad]
     names += ["what comes in"] * (len(grads) - len(names))
-    fresh_inputs = widen(subject.inputs())  # the function may have written to `inputs`
+    fresh_inputs = to_float64_leaves(subject.inputs())  # the function may have written to `inputs`
     truth = compute_second_gradients(subject.reference, fresh_inputs)
     pytorch_error = measure_distance(compute_second_gradients(subject.reference, subject.inputs()), truth)
     distance = measure_distance(grads, truth, names=names)
-    distance.limit = max(distance.limit, FACTOR * pytorch_error + UNITS * torch.finfo(subject.dtypes[0]).eps)
+    distance.limit = max(
+        distance.limit, TOLERANCE_FACTOR * pytorch_error + ROUNDING_UNITS * torch.finfo(subject.dtypes[0]).eps
+    )
     return distance
 
 
@@ -374,27 +384,27 @@ def repeat_runs(subject: Subject) -> str | None:
     return None if identical else "the same inputs give different gradients"
 
 
-def put_number(number: float, every: int = 3) -> Edit:
-    return lambda t: torch.where(torch.arange(t.numel()).view(t.shape).to(t.device) % every == 0, number, t)
+def set_every_nth(value: float, step: int = 3) -> Edit:
+    return lambda t: torch.where(torch.arange(t.numel()).view(t.shape).to(t.device) % step == 0, value, t)
 
 
-at_zero = make_check("at_zero", ("where an input is exactly 0", {"edit": put_number(0.0)}))
+at_zero = make_check("at_zero", ("where an input is exactly 0", {"edit": set_every_nth(0.0)}))
 """Check that gradients at inputs of exactly 0 match PyTorch's."""
 
 
-def send_infinity(part: Edit) -> Incoming:
+def make_infinite_gradients(select: Edit) -> MakeGradOutputs:
     """Return a function that creates incoming gradients with an infinite part."""
 
-    def make_incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
-        each = random_like(out)
-        for gradient in filter(Tensor.dim, each):
-            part(gradient).fill_(torch.inf)
-        return each
+    def make_grad_outputs(out: tuple[Tensor, ...]) -> list[Tensor]:
+        gradients = random_like(out)
+        for gradient in filter(Tensor.dim, gradients):
+            select(gradient).fill_(torch.inf)
+        return gradients
 
-    return make_incoming
+    return make_grad_outputs
 
 
-def cancel_in_sums(out: tuple[Tensor, ...]) -> list[Tensor]:
+def make_cancelling_gradients(out: tuple[Tensor, ...]) -> list[Tensor]:
     """Return large incoming gradients that nearly cancel in sums over rows."""
 
     def cancel(g: Tensor) -> Tensor:
@@ -407,35 +417,35 @@ def cancel_in_sums(out: tuple[Tensor, ...]) -> list[Tensor]:
 
 infinite_gradient = make_check("infinite_gradient",
     ("infinity coming in reaches gradients that PyTorch keeps finite (infinity times 0 is NaN)",
-        {"incoming": send_infinity(lambda g: g[:1])}))  # fmt: skip
+        {"make_grad_outputs": make_infinite_gradients(lambda g: g[:1])}))  # fmt: skip
 """Check an infinite gradient for a part of the result: gradients must match where PyTorch's are finite."""
 far_from_zero = make_check("far_from_zero", *(
-    (f"with inputs near {far:g}, where exp is {exp}", {"edit": functools.partial(torch.add, other=far), "least": 1.0})
-    for far, exp in ((FAR, "infinite"), (-FAR, "0"))
+    (f"with inputs near {far:g}, where exp is {exp}", {"edit": functools.partial(torch.add, other=far), "min_scale": 1.0})
+    for far, exp in ((EXP_LIMIT, "infinite"), (-EXP_LIMIT, "0"))
 ))  # fmt: skip
 """Check inputs so far from 0 that their exp is infinite or 0; errors of small gradients are relative to 1."""
 
 
-def put_nonfinite(t: Tensor) -> Tensor:
+def set_nonfinite(t: Tensor) -> Tensor:
     """Return a copy whose first elements are NaN, both infinities and -0."""
     special = t.new_tensor([torch.nan, torch.inf, -torch.inf, -0.0])[: t.numel()]
     return torch.cat((special, t.flatten()[len(special) :])).view(t.shape)
 
 
 at_no_numbers = make_check("at_no_numbers",
-    ("where an input is NaN or infinite (infinity times 0 is NaN)", {"edit": put_nonfinite}),
+    ("where an input is NaN or infinite (infinity times 0 is NaN)", {"edit": set_nonfinite}),
     ("where an input is NaN and what comes in infinite (NaN > 0 is false, and infinity times 0 is NaN)",
-        {"edit": put_nonfinite, "incoming": send_infinity(lambda g: g.view(-1)[1::2])}))  # fmt: skip
+        {"edit": set_nonfinite, "make_grad_outputs": make_infinite_gradients(lambda g: g.view(-1)[1::2])}))  # fmt: skip
 many_rows_bfloat16 = make_check("many_rows_bfloat16",
-    ("in bfloat16 over many rows", {"sizes": "tall", "dtype": torch.bfloat16, "steady": True}))  # fmt: skip
+    ("in bfloat16 over many rows", {"sizes": "tall", "dtype": torch.bfloat16, "reorder_only": True}))  # fmt: skip
 
 
 @catch_errors
 def narrow_dtypes(subject: Subject) -> str | None:
     """Check float32, bfloat16 and float16 at several sizes."""
     for dtype, sizes in itertools.product(DTYPES[1:], subject.sizes):
-        floor = UNITS * torch.finfo(dtype).eps
-        error = compare(subject, sizes, dtype=dtype, steady=True, floor=floor)
+        floor = ROUNDING_UNITS * torch.finfo(dtype).eps
+        error = compare(subject, sizes, dtype=dtype, reorder_only=True, floor=floor)
         if line := report_excess(error, f"in {get_dtype_name(dtype)} at {sizes} sizes"):
             return line
     return None
@@ -451,11 +461,11 @@ def count_saved_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, li
 @catch_errors
 def memory_saved(subject: Subject) -> str | None:
     """Check the bytes saved for the backward pass, counted by saved_tensors_hooks, against the ledger."""
-    if subject.saved is None:
+    if subject.expected_saved_bytes is None:
         return None
     inputs = subject.inputs("deep" if "deep" in subject.sizes else "odd", dtype=torch.float32)
     count, lines = count_saved_bytes(subject.function, inputs)
-    expected = subject.saved(*inputs)
+    expected = subject.expected_saved_bytes(*inputs)
     message = f"{count} bytes are kept ({'; '.join(lines) or 'nothing'}), expected {expected}"
     return None if count == expected else message
 
@@ -465,6 +475,6 @@ def held_by_ctx(subject: Subject) -> str | None:
     """Check that tensors are saved by save_for_backward, where hooks and the ledger see them, and not on ctx."""
     outputs = compute_outputs(subject.function, subject.inputs())
     attributes = getattr(next(t for t in outputs if t.requires_grad).grad_fn, "__dict__", {})
-    hidden = next((name for name, value in attributes.items() if isinstance(value, Tensor)), None)
-    words = f"ctx.{hidden} holds a tensor that save_for_backward should keep: no hook sees it, and it is freed late"
-    return words if hidden else None
+    attribute = next((name for name, value in attributes.items() if isinstance(value, Tensor)), None)
+    message = f"ctx.{attribute} holds a tensor that save_for_backward should keep: no hook sees it, and it is freed late"
+    return message if attribute else None

@@ -13,11 +13,11 @@ from harness.check.compare import format_got_and_expected
 Tensors = Sequence[Tensor]
 Edit = Callable[[Tensor], Tensor]
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
-Incoming = Callable[[tuple[Tensor, ...]], list[Tensor]]
+MakeGradOutputs = Callable[[tuple[Tensor, ...]], list[Tensor]]
 """A function that creates incoming gradients for the outputs."""
-Returned = TypeVar("Returned")
+R = TypeVar("R")
 TOLERANCE = 1e-9  # largest error of a gradient in float64, relative to its largest element
-CANCELLED = 1e-6
+MIN_SCALE = 1e-6
 """A gradient without a larger element is rounding noise, as softmax's for a constant incoming gradient."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that a function is expected to support by default."""
@@ -44,29 +44,29 @@ class Subject:
 
     function: Function
     reference: Function
-    make: Callable[[str, int], tuple[Tensor, ...]]
+    make_tensors: Callable[[str, int], tuple[Tensor, ...]]
     frozen: tuple[int, ...] = ()
-    saved: Callable[..., int] | None = None
+    expected_saved_bytes: Callable[..., int] | None = None
     sizes: tuple[str, ...] = ("odd", "square", "row", "deep")
     dtypes: tuple[torch.dtype, ...] = DTYPES
     names: tuple[str, ...] = ()
-    movable: tuple[int, ...] | None = None
+    editable: tuple[int, ...] | None = None
     subgradients: bool = False
-    dropped: dict[str, float] = field(default_factory=dict[str, float])
+    not_compared: dict[str, float] = field(default_factory=dict[str, float])
 
-    def get_input_name(self, number: int) -> str:
-        return self.names[number] if self.names else f"input {number}"
+    def get_input_name(self, index: int) -> str:
+        return self.names[index] if self.names else f"input {index}"
 
-    def edit_inputs(self, inputs: list[Tensor], edit: Edit, alone: bool = False) -> list[Tensor]:
-        movable = range(len(inputs)) if self.movable is None else self.movable
+    def edit_inputs(self, make_inputs: list[Tensor], edit: Edit, first_only: bool = False) -> list[Tensor]:
+        editable = range(len(make_inputs)) if self.editable is None else self.editable
         with torch.no_grad():
-            for leaf in list_leaves([inputs[i] for i in movable])[: 1 if alone else None]:
+            for leaf in list_leaves([make_inputs[i] for i in editable])[: 1 if first_only else None]:
                 leaf.copy_(edit(leaf.detach()))
-        return inputs
+        return make_inputs
 
     def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Create a problem's inputs as leaf tensors, with requires_grad where a gradient is needed."""
-        tensors = [t.detach().clone() for t in self.make(sizes, seed)]
+        tensors = [t.detach().clone() for t in self.make_tensors(sizes, seed)]
         dtype = dtype or self.dtypes[0]  # masks and indices keep theirs
         return [
             t.to(dtype).requires_grad_(i not in self.frozen) if t.is_floating_point() else t
@@ -87,8 +87,8 @@ def iterate_tensors(returned: object) -> Iterator[Tensor]:
     if isinstance(returned, Tensor):
         yield returned
     elif isinstance(returned, tuple | list):
-        for each in cast("Sequence[object]", returned):
-            yield from iterate_tensors(each)
+        for item in cast("Sequence[object]", returned):
+            yield from iterate_tensors(item)
 
 
 def list_leaves(inputs: list[Tensor]) -> list[Tensor]:
@@ -106,25 +106,27 @@ def ones_like(tensors: Tensors) -> list[Tensor]:
     return [torch.ones_like(t) for t in tensors]
 
 
-def compute_gradients(function: Function, inputs: list[Tensor], incoming: Incoming) -> list[Tensor]:
+def compute_gradients(
+    function: Function, inputs: list[Tensor], make_grad_outputs: MakeGradOutputs
+) -> list[Tensor]:
     """Return the gradients of the inputs that require one; zeros if autograd has none."""
     outputs = tuple(t for t in compute_outputs(function, inputs) if t.requires_grad)
-    return pull_back(outputs, inputs, incoming(outputs))
+    return run_backward(outputs, inputs, make_grad_outputs(outputs))
 
 
-def pull_back(outputs: Tensors, inputs: list[Tensor], incoming: Tensors) -> list[Tensor]:
+def run_backward(outputs: Tensors, inputs: list[Tensor], grad_outputs: Tensors) -> list[Tensor]:
     if not outputs or not list_leaves(inputs):
         return [torch.zeros_like(t) for t in list_leaves(inputs)]
-    grads = call_autograd_grad(outputs, list_leaves(inputs), incoming)
+    grads = call_autograd_grad(outputs, list_leaves(inputs), grad_outputs)
     pairs = zip(list_leaves(inputs), grads, strict=True)
     return [torch.zeros_like(t) if g is None else g.to_dense() for t, g in pairs]
 
 
 def call_autograd_grad(
-    outputs: Tensors, inputs: Tensors, incoming: Tensors, **graph: bool
+    outputs: Tensors, inputs: Tensors, grad_outputs: Tensors, **graph: bool
 ) -> Sequence[Tensor | None]:
     """Call `torch.autograd.grad`, whose type omits that an input's gradient may be None."""
-    return torch.autograd.grad(outputs, inputs, incoming, allow_unused=True, **graph)
+    return torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True, **graph)
 
 
 def are_equal(first: Tensors, second: Tensors, tolerance: float = 0.0) -> bool:
@@ -136,17 +138,17 @@ def are_equal(first: Tensors, second: Tensors, tolerance: float = 0.0) -> bool:
 def compute_second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
     """Return gradients of a random projection of the gradients: of the inputs, then of incoming gradients."""
     outputs = tuple(t for t in compute_outputs(function, inputs) if t.requires_grad)
-    incoming = [g.requires_grad_() for g in random_like(outputs)]
-    first = call_autograd_grad(outputs, list_leaves(inputs), incoming, create_graph=True)
+    grad_outputs = [g.requires_grad_() for g in random_like(outputs)]
+    first = call_autograd_grad(outputs, list_leaves(inputs), grad_outputs, create_graph=True)
     pairs = zip(first, random_like(tuple(list_leaves(inputs)), 2), strict=True)
     total = sum(((g * w).sum() for g, w in pairs if g is not None), torch.zeros(()))
     if total.requires_grad:  # unlike grad(), backward() runs the whole graph: once_differentiable raises
         torch.autograd.backward(total)
-    leaves = (*list_leaves(inputs), *incoming)
+    leaves = (*list_leaves(inputs), *grad_outputs)
     return [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves]
 
 
-def record_saved_tensors(call: Callable[[], Returned]) -> tuple[Returned, list[Tensor]]:
+def record_saved_tensors(call: Callable[[], R]) -> tuple[R, list[Tensor]]:
     """Return a call's result and the tensors that autograd saves for its backward pass, each storage once."""
     tensors: dict[int, Tensor] = {}
 
@@ -160,12 +162,12 @@ def record_saved_tensors(call: Callable[[], Returned]) -> tuple[Returned, list[T
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CheckedCall:
     """One checked call: inputs, incoming gradients, and the names of its outputs and gradients ("the gradient
     of x"), with their values and their truth, in float64."""
 
     inputs: list[Tensor]
-    incoming: list[Tensor]
+    grad_outputs: list[Tensor]
     names: list[str]
     got: list[Tensor]
     truth: list[Tensor]
@@ -174,19 +176,19 @@ class Evidence:
 class Distance(float):
     """A distance between tensors; `element` describes the element that differs most, with its values."""
 
-    element: str = ""
+    worst_element: str = ""
     limit: float = TOLERANCE
-    evidence: Evidence | None = None
+    call: CheckedCall | None = None
 
 
 def measure_distance(
-    got: Tensors, expected: Tensors, least: float = CANCELLED, names: Sequence[str] = ()
+    got: Tensors, expected: Tensors, min_scale: float = MIN_SCALE, names: Sequence[str] = ()
 ) -> Distance:
     """Return the largest difference, relative to the largest expected element of its tensor, or to `least`.
 
     It is inf if shapes differ or a value is NaN. `names` default to "the gradient of input 0" and so on.
     """
-    worst = Distance(0.0)
+    distance = Distance(0.0)
     names = names or [f"the gradient of input {number}" for number in range(len(got))]
     for name, a, b in zip(names, got, expected, strict=True):
         if a.shape != b.shape:
@@ -195,22 +197,22 @@ def measure_distance(
             continue
         errors = (a.double() - b.double()).abs().nan_to_num(nan=math.inf)
         scale = max_abs(b)
-        if errors.max().item() / max(scale, least) > worst:
-            worst = Distance(errors.max().item() / max(scale, least))
-            worst.element = describe_element(name, a, b, errors, TOLERANCE * scale)
-    return worst
-
-
-def make_infinite_distance(words: str) -> Distance:
-    """Return an infinite distance, for tensors whose elements cannot be compared."""
-    distance = Distance("inf")
-    distance.element = words
+        if errors.max().item() / max(scale, min_scale) > distance:
+            distance = Distance(errors.max().item() / max(scale, min_scale))
+            distance.worst_element = describe_element(name, a, b, errors, TOLERANCE * scale)
     return distance
 
 
-def describe_element(name: str, got: Tensor, expected: Tensor, apart: Tensor, limit: float) -> str:
-    at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
-    return f"{name} at {list(at)}: {format_got_and_expected(got[at].item(), expected[at].item(), limit, 6)}"
+def make_infinite_distance(message: str) -> Distance:
+    """Return an infinite distance, for tensors whose elements cannot be compared."""
+    distance = Distance("inf")
+    distance.worst_element = message
+    return distance
+
+
+def describe_element(name: str, got: Tensor, expected: Tensor, errors: Tensor, limit: float) -> str:
+    index = tuple(int(i) for i in torch.unravel_index(errors.argmax(), errors.shape))
+    return f"{name} at {list(index)}: {format_got_and_expected(got[index].item(), expected[index].item(), limit, 6)}"
 
 
 def max_abs(t: Tensor) -> float:
@@ -220,18 +222,18 @@ def max_abs(t: Tensor) -> float:
 class Message(str):
     """An error message with the call that reproduces it."""
 
-    evidence: Evidence | None = None
+    call: CheckedCall | None = None
 
 
-def describe_error(error: Exception, length: int = 200) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:length]}"
+def describe_error(error: Exception, max_length: int = 200) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:max_length]}"
 
 
-def report_excess(error: Distance, what: str) -> str | None:
+def report_excess(error: Distance, description: str) -> str | None:
     """Return a message if an error is above its limit, else None."""
     if error <= error.limit:
         return None
     relative_error = "" if math.isinf(error) else f", off by {error:.1e} of the largest element"
-    line = Message(f"{what}: {error.element}{relative_error}")
-    line.evidence = error.evidence
+    line = Message(f"{description}: {error.worst_element}{relative_error}")
+    line.call = error.call
     return line

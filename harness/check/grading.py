@@ -8,10 +8,10 @@ from harness.check.accesses import Source
 from harness.check.compare import Evidence
 from harness.check.diagnose import (
     CERTAIN_MISTAKES,
-    OUT_OF_BOUNDS,
+    OUT_OF_BOUNDS_KINDS,
     PRIMARY_MISTAKES,
     diagnose,
-    drop_effects,
+    drop_secondary_findings,
     find_cause,
     redirect_gates,
     redirect_quantities,
@@ -30,8 +30,8 @@ from harness.check.results import (
     mark_unsolved,
 )
 from harness.check.source_faults import (
-    SourceFault,
-    find_source_faults,
+    SourceError,
+    find_source_errors,
     format_finding,
     has_merged_line,
     involves_blank,
@@ -44,9 +44,9 @@ from harness.vgpu.checks.findings import format_count
 
 # A ladder's second hint is about the code rather than the formula: a guard, a barrier, an atomic, a cast.
 CODE_HINT = 2
-MAX_SHOWN = 3
+MAX_SHOWN_CAUSES = 3
 # An untouched blank leaves its output unwritten: later kernels that read it are not to blame.
-UNWRITTEN = ("uninitialised read", "output never written")
+UNWRITTEN_KINDS = ("uninitialised read", "output never written")
 
 
 @dataclass
@@ -67,14 +67,16 @@ class Grader:
     cases: Sequence[Case] = ()
     gates: Sequence[Gate] = ()
     quantities: Sequence[str] = ()
-    repeated: Sequence[str] = ()
-    runs: int = 1
-    provided: Collection[str] = ()
+    repeated_quantities: Sequence[str] = ()
+    num_runs: int = 1
+    provided_ids: Collection[str] = ()
 
     def __post_init__(self):
         self.puzzle = self.reference.puzzle
         self.source = (self.package.path / self.puzzle.source).resolve()
-        self.empty = {id for id, blank in self.blanks.items() if blank.size == 0} - {*self.provided}
+        self.untouched_ids = {id for id, blank in self.blanks.items() if blank.size == 0} - {
+            *self.provided_ids
+        }
 
     def grade_device(self, device: Device) -> dict[str, VariantResult]:
         results = {name: self.grade_variant(device, name) for name in self.variants}
@@ -88,7 +90,7 @@ class Grader:
         for result in results.values():
             result.gates = [gate for gate in result.gates if not self.gates or gate.gate in self.gates]
         for gate in gates:
-            if gate.gate.id in self.provided:
+            if gate.gate.id in self.provided_ids:
                 mark_unsolved(gate)
 
     def grade_gates(self, device: Device) -> list[GateResult]:
@@ -100,18 +102,26 @@ class Grader:
     def grade_variant(self, device: Device, name: str) -> VariantResult:
         cases = [case for case in self.cases if case.variant in ("", name)]
         gates = [g for g in self.puzzle.kernel_gates if g.variant == name and device.target.kind != "cpu"]
-        attempted = [gate for gate in gates if gate.id not in self.empty]
-        unsolved = {q: (gate.id,) for gate in gates if gate.id in self.empty for q in gate.own_quantities}
+        attempted = [gate for gate in gates if gate.id not in self.untouched_ids]
+        unsolved = {
+            q: (gate.id,) for gate in gates if gate.id in self.untouched_ids for q in gate.own_quantities
+        }
         outcome = device.run_cases(name, cases, self.reference)
-        checked = [q for gate in attempted for q in (*gate.own_quantities, *gate.provided_quantities)]
-        requested = [q for q in dict.fromkeys((*self.quantities, *checked)) if q not in unsolved]
+        checked_quantities = [
+            q for gate in attempted for q in (*gate.own_quantities, *gate.provided_quantities)
+        ]
+        requested_quantities = [
+            q for q in dict.fromkeys((*self.quantities, *checked_quantities)) if q not in unsolved
+        ]
         comparisons = [
-            Comparison(case, self.reference.compare_all(case, device.target, name, outputs, requested))
+            Comparison(
+                case, self.reference.compare_all(case, device.target, name, outputs, requested_quantities)
+            )
             for case in cases
             if (outputs := outcome.outputs.get(case.name)) is not None
         ]
         diagnoses = self._diagnose_quantities(device, outcome, comparisons, gates)
-        if not outcome.corrected and not outcome.failure:
+        if not outcome.has_corrected_inputs and not outcome.failure:
             redirect_quantities(diagnoses, self.puzzle, name)
         result = VariantResult(name, comparisons, {q: unsolved[q] for q in self.quantities if q in unsolved})
         result.findings, result.failure = outcome.findings, str(outcome.failure or "")
@@ -119,8 +129,10 @@ class Grader:
         errors = [finding for finding in result.findings if finding.is_error]
         result.gates = [grade_values(gate, comparisons, result.failure) for gate in attempted]
         self._assign_findings(errors, result.gates, has_unsolved=bool(unsolved))
-        reports = [finding for gate in result.gates for finding in gate.findings]
-        result.errors = [f for f in errors if f in reports or not (unsolved and f.kind in UNWRITTEN)]
+        reported_findings = [finding for gate in result.gates for finding in gate.findings]
+        result.errors = [
+            f for f in errors if f in reported_findings or not (unsolved and f.kind in UNWRITTEN_KINDS)
+        ]
         for gate in result.gates:
             if gate.state == "wrong":
                 self._explain(gate, diagnoses, result.failure)
@@ -129,7 +141,7 @@ class Grader:
                 self._check_costs(gate, outcome, cases)
         redirect_repeats(diagnoses, self.puzzle)
         result.diagnoses = diagnoses
-        if self.runs > 1 and not result.failure:
+        if self.num_runs > 1 and not result.failure:
             self._check_repeats(device, result, cases[min(1, len(cases) - 1)])
         return result
 
@@ -141,27 +153,29 @@ class Grader:
                 dtype = self.reference.dtype
                 result.costs += measure_costs(self.puzzle, result.gate, case, launches, dtype, source)
         if result.costs:
-            own = result.costs[0]
-            maximum = format_amount(own.limit.maximum)
-            result.summary = f"{own.limit.table_label} {format_amount(own.value)}, at most {maximum}"
-        exceeded = [cost for cost in result.costs if not cost.ok]
-        if exceeded:
-            first = exceeded[0]
+            first_cost = result.costs[0]
+            maximum = format_amount(first_cost.limit.maximum)
+            result.summary = (
+                f"{first_cost.limit.table_label} {format_amount(first_cost.value)}, at most {maximum}"
+            )
+        exceeded_costs = [cost for cost in result.costs if not cost.ok]
+        if exceeded_costs:
+            first = exceeded_costs[0]
             result.state, result.mistake = "wrong", first.limit.id
             result.hint = f"{result.gate.id}-{first.limit.hint}"
             result.diagnosis += ["the values are correct, but cost too much:"]
-            result.diagnosis += [line for cost in exceeded for line in cost.lines]
+            result.diagnosis += [line for cost in exceeded_costs for line in cost.lines]
 
-    def _check_repeats(self, device: Device, result: VariantResult, hard: Case) -> None:
+    def _check_repeats(self, device: Device, result: VariantResult, case: Case) -> None:
         """Add the results of repeated runs of one case, for the solved quantities of a variant.
 
         A gate whose sums have a fixed order is wrong unless all runs are bit-equal.
         """
-        name, written = result.variant, self.puzzle.list_outputs(result.variant)
-        expected = [q for q in self.repeated if q in written and q not in result.unsolved]
-        again = partial(device.run_case, name, hard, self.reference)
+        name, outputs = result.variant, self.puzzle.list_outputs(result.variant)
+        quantities = [q for q in self.repeated_quantities if q in outputs and q not in result.unsolved]
+        run_again = partial(device.run_case, name, case, self.reference)
         compare_repeats = self.reference.compare_repeats
-        result.repeats = compare_repeats(again, hard, device.target, name, expected, self.runs)
+        result.repeats = compare_repeats(run_again, case, device.target, name, quantities, self.num_runs)
         for gate in result.gates:
             gate.repeats = {
                 q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own_quantities
@@ -195,20 +209,25 @@ class Grader:
         the gate that launched it. If the compiler merged its line away, it is assigned to the gates of its
         kernel's other findings; outside the blanks, to the gates with wrong values, else to all gates.
         """
-        blamed = [r.gate.id for r in gates if list_wrong_quantities(r)] or [r.gate.id for r in gates]
-        located: list[tuple[Finding, list[str]]] = []
+        default_owners = [r.gate.id for r in gates if list_wrong_quantities(r)] or [r.gate.id for r in gates]
+        owners_by_finding: list[tuple[Finding, list[str]]] = []
         for finding in findings:
             ids = [id for id, blank in self.blanks.items() if involves_blank(finding, self.source, blank)]
-            located.append((finding, ids))
-        for finding, owners in located:
+            owners_by_finding.append((finding, ids))
+        for finding, owners in owners_by_finding:
             if not owners and has_merged_line(finding):
-                owners = [id for other, ids in located for id in ids if other.kernel == finding.kernel]
+                owners = [
+                    id
+                    for other_finding, ids in owners_by_finding
+                    for id in ids
+                    if other_finding.kernel == finding.kernel
+                ]
             if any(self._is_shared(finding, id, findings) for id in owners):
                 owners = [finding.kernel]
-            if not owners and has_unsolved and finding.kind in UNWRITTEN:
+            if not owners and has_unsolved and finding.kind in UNWRITTEN_KINDS:
                 continue
             for result in gates:
-                if result.gate.id in (owners or blamed):
+                if result.gate.id in (owners or default_owners):
                     result.findings.append(finding)
                     result.state = "wrong"
 
@@ -224,74 +243,80 @@ class Grader:
         """Fill in the diagnosis: failure, wrong and correct quantities, causes in the source or findings."""
         gate, wrong = result.gate, list_wrong_quantities(result)
         blank = self.blanks.get(gate.id)
-        slips = find_source_faults(self.source, blank) if blank else []
+        source_errors = find_source_errors(self.source, blank) if blank else []
         result.hint = f"{gate.id}-1"
         if failure:
             result.diagnosis.append(failure)
-        causes = drop_effects(result.findings)
-        astray = any(finding.kind in OUT_OF_BOUNDS for finding in causes)
-        known = {mistake.id for mistake in self.puzzle.mistakes}
+        causes = drop_secondary_findings(result.findings)
+        is_out_of_bounds = any(finding.kind in OUT_OF_BOUNDS_KINDS for finding in causes)
+        known_ids = {mistake.id for mistake in self.puzzle.mistakes}
         for quantity in wrong:
             diagnosis, own = diagnoses[quantity], quantity in gate.own_quantities
             if diagnosis.changed_steps and diagnosis.mistake == result.mistake:
                 result.diagnosis.append(f"{self.puzzle.get_printed_name(quantity)} shows the same mistake")
                 continue
             # The effect of an out-of-bounds index on values is not a known mistake.
-            vague = (diagnosis.mistake not in known and (astray or bool(slips))) or gate.id in self.provided
-            result.diagnosis += diagnosis.values if vague else diagnosis.lines
+            is_inconclusive = (
+                diagnosis.mistake not in known_ids and (is_out_of_bounds or bool(source_errors))
+            ) or gate.id in self.provided_ids
+            result.diagnosis += diagnosis.values if is_inconclusive else diagnosis.lines
             if not own:
                 result.diagnosis.append(
                     f"{quantity} does not come from this blank but from code outside of it"
                 )
-            result.mistake = result.mistake or (None if vague else diagnosis.mistake)
+            result.mistake = result.mistake or (None if is_inconclusive else diagnosis.mistake)
             result.hint = diagnosis.hint if own and diagnosis.mistake and diagnosis.hint else result.hint
-        if right := [q for q in gate.own_quantities if q not in wrong] if wrong else []:
-            itself = "itself is" if len(right) == 1 else "themselves are"
-            result.diagnosis.append(f"{', '.join(right)} {itself} right in every case")
-        if gate.id not in self.provided:  # finding the mistake is the exercise
-            self._add_causes(result, causes, slips, known)
+        if correct := [q for q in gate.own_quantities if q not in wrong] if wrong else []:
+            itself = "itself is" if len(correct) == 1 else "themselves are"
+            result.diagnosis.append(f"{', '.join(correct)} {itself} right in every case")
+        if gate.id not in self.provided_ids:  # finding the mistake is the exercise
+            self._add_causes(result, causes, source_errors, known_ids)
 
     def _add_causes(
-        self, result: GateResult, causes: Sequence[Finding], slips: Sequence[SourceFault], known: set[str]
+        self,
+        result: GateResult,
+        causes: Sequence[Finding],
+        source_errors: Sequence[SourceError],
+        known_ids: set[str],
     ) -> None:
         """Add the causes in the source, else those of the findings, and select the hint."""
         gate, blank = result.gate, self.blanks.get(result.gate.id)
         cause = find_cause(causes)
-        if slips and result.mistake not in known and not (cause and cause[0] in CERTAIN_MISTAKES):
-            result.mistake, result.hint = slips[0].mistake, f"{gate.id}-{CODE_HINT}"
+        if source_errors and result.mistake not in known_ids and not (cause and cause[0] in CERTAIN_MISTAKES):
+            result.mistake, result.hint = source_errors[0].mistake, f"{gate.id}-{CODE_HINT}"
             result.diagnosis[:0] = [
-                f"{self.source}:{slip.line}: {slip.message}" for slip in slips[:MAX_SHOWN]
+                f"{self.source}:{slip.line}: {slip.message}" for slip in source_errors[:MAX_SHOWN_CAUSES]
             ]
             result.diagnosis.append(f"see hint {result.hint}")
             return
-        for finding in causes[:MAX_SHOWN]:
+        for finding in causes[:MAX_SHOWN_CAUSES]:
             result.diagnosis += format_finding(finding, self.source, blank)
-        if len(causes) > MAX_SHOWN:
-            result.diagnosis.append(f"... and {format_count(len(causes) - MAX_SHOWN, 'more finding')}")
-        own = any(finding.kernel == gate.id for finding in causes)
-        for owner in self._get_dependencies(gate.id) if own else ():
+        if len(causes) > MAX_SHOWN_CAUSES:
+            result.diagnosis.append(f"... and {format_count(len(causes) - MAX_SHOWN_CAUSES, 'more finding')}")
+        is_own_launch = any(finding.kernel == gate.id for finding in causes)
+        for owner in self._get_dependencies(gate.id) if is_own_launch else ():
             result.diagnosis.append(
                 f"{owner}'s code is right where {owner} launches it: the sizes or the tensors of this launch do not fit each other"
             )
         if not cause:
             return
         # A formula that gives exactly these values explains more than a memory finding.
-        if result.mistake in known and cause[0] not in PRIMARY_MISTAKES:
+        if result.mistake in known_ids and cause[0] not in PRIMARY_MISTAKES:
             result.diagnosis.append(cause[1])
             return
         uses_atomics = any(
             (gate.variant, quantity) in self.puzzle.atomic_sums for quantity in gate.quantities
         )
-        rung = 1 if cause[0] == "overwritten" and not uses_atomics else CODE_HINT
-        result.mistake, result.hint = cause[0], f"{gate.id}-{rung}"
+        hint_number = 1 if cause[0] == "overwritten" and not uses_atomics else CODE_HINT
+        result.mistake, result.hint = cause[0], f"{gate.id}-{hint_number}"
         result.diagnosis.insert(0, f"{cause[1]}: see hint {result.hint}")
 
 
 def grade_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) -> GateResult:
-    mine = (*gate.own_quantities, *gate.provided_quantities)
+    quantities = (*gate.own_quantities, *gate.provided_quantities)
     result = GateResult(gate, "correct")
     result.comparisons = [
-        Comparison(c.case, {q: c.results[q] for q in mine if q in c.results}) for c in comparisons
+        Comparison(c.case, {q: c.results[q] for q in quantities if q in c.results}) for c in comparisons
     ]
     if list_wrong_quantities(result) or failure:
         result.state = "wrong"

@@ -29,10 +29,12 @@ class MeasuredCost:
 
     @property
     def lines(self) -> list[str]:
-        first = self.limit.initial_costs.get(self.dtype)
-        before = f"; the initial code has {format_amount(first)}" if first is not None else ""
+        initial_cost = self.limit.initial_costs.get(self.dtype)
+        initial_note = (
+            f"; the initial code has {format_amount(initial_cost)}" if initial_cost is not None else ""
+        )
         lines = [
-            f"{self.limit.label}: {format_amount(self.value)}, at most {format_amount(self.limit.maximum)}{before}"
+            f"{self.limit.label}: {format_amount(self.value)}, at most {format_amount(self.limit.maximum)}{initial_note}"
         ]
         return [*lines, *([f"{self.line}: {self.share:.0%} of it"] if self.line else [])]
 
@@ -53,10 +55,10 @@ def measure_costs(
             line = source.find_line(instr)
             place = f"{line.file}:{line.number}" if line else ""
             by_line[place] = by_line.get(place, 0.0) + share
-        worst = max(by_line, key=lambda place: by_line[place], default="")
+        costliest = max(by_line, key=lambda place: by_line[place], default="")
         total = sum(max(share, 0.0) for share in by_line.values())
-        part = by_line[worst] / total if worst and total else 0.0
-        results.append(MeasuredCost(limit, dtype, cost.value, worst, part))
+        share_of_total = by_line[costliest] / total if costliest and total else 0.0
+        results.append(MeasuredCost(limit, dtype, cost.value, costliest, share_of_total))
     return results
 
 

@@ -15,7 +15,7 @@ from harness.check.python_files import CaseChecker, Module, make_tuple
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung
 
-OVERWRITTEN = "an argument is overwritten, and it is read again after the call: make a new array (`a = a - b`, not `a -= b`)"
+OVERWRITTEN_MESSAGE = "an argument is overwritten, and it is read again after the call: make a new array (`a = a - b`, not `a -= b`)"
 """Message for code that writes to a read-only argument."""
 
 
@@ -32,7 +32,7 @@ class NumpyChecker(CaseChecker):
         function = module.get(gate.id)
         if not callable(function):
             raise ValueError(f"there is no function {gate.id}()")
-        _, right = self._load_case(case)
+        _, truth = self._load_case(case)
         with np.errstate(all="ignore"):
             returned = function(*self._make_arguments(gate, function, case))
         if returned is None:
@@ -45,10 +45,10 @@ class NumpyChecker(CaseChecker):
             raise ValueError(f"{gate.id}() should return {expected} array{'s' * (expected != 1)}")
         values = [pack(*values)] if pack else values
         for quantity, value in zip(quantities, values, strict=True):
-            if value.shape != right[quantity].shape:
+            if value.shape != truth[quantity].shape:
                 name = self.puzzle.get_printed_name(quantity)
                 raise ValueError(
-                    f"{name} has shape {list(value.shape)}, expected {list(right[quantity].shape)}"
+                    f"{name} has shape {list(value.shape)}, expected {list(truth[quantity].shape)}"
                 )
         return dict(zip(quantities, values, strict=True))
 
@@ -56,8 +56,8 @@ class NumpyChecker(CaseChecker):
         """Return read-only copies of the derivation steps that a function takes."""
         derivation = self.puzzle.derive(self._load_case(case)[0], {})
         names = inspect.signature(function).parameters
-        common = self.rung.step_names
-        steps = [common.get(f"{gate.id}.{name}", common.get(name, name)) for name in names]
+        step_names = self.rung.step_names
+        steps = [step_names.get(f"{gate.id}.{name}", step_names.get(name, name)) for name in names]
         arguments = [np.array(getattr(derivation, step)) for step in steps]
         for argument in arguments:
             argument.flags.writeable = False
@@ -65,7 +65,7 @@ class NumpyChecker(CaseChecker):
 
     def _describe_error(self, error: Exception, path: Path) -> str:
         description = super()._describe_error(error, path)
-        return f"{description}: {OVERWRITTEN}" if "read-only" in str(error) else description
+        return f"{description}: {OVERWRITTEN_MESSAGE}" if "read-only" in str(error) else description
 
     def _load_case(self, case: Case) -> tuple[Arrays, Arrays]:
         if case not in self._cases:
@@ -74,10 +74,10 @@ class NumpyChecker(CaseChecker):
         return self._cases[case]
 
     def _compare_quantity(self, case: Case, quantity: str, got: np.ndarray) -> TensorResult:
-        arrays, right = self._load_case(case)
-        return compare(got, right[quantity], getattr(self.puzzle.derive(arrays, {}), quantity), "float64")
+        arrays, truth = self._load_case(case)
+        return compare(got, truth[quantity], getattr(self.puzzle.derive(arrays, {}), quantity), "float64")
 
     def _make_evidence(self, case: Case, quantity: str, got: np.ndarray, result: TensorResult) -> Evidence:
-        arrays, right = self._load_case(case)
-        truth = np.asarray(right[quantity], np.float64)
+        arrays, truths = self._load_case(case)
+        truth = np.asarray(truths[quantity], np.float64)
         return Evidence(case, arrays, got, truth, np.zeros(got.shape, bool), result, "float64")

@@ -75,7 +75,7 @@ class Options:
             object.__setattr__(self, "variants", self.puzzle.default_variants)
 
     @property
-    def work(self) -> Exercise:
+    def exercise(self) -> Exercise:
         """The file of the selected rung: the learner's, the solution's, or the one in another op package."""
         puzzle = self.puzzle
         rung = puzzle.find_rung(self.rung) if self.rung else puzzle.find_gate_rung(self.gate or "")
@@ -84,21 +84,25 @@ class Options:
         return Exercise(puzzle, rung, roots.get_solutions() if self.root == "solutions" else None)
 
     @property
-    def per_file(self) -> "Sequence[Options]":
+    def file_options(self) -> "Sequence[Options]":
         """The options for each file to check: one, or all rungs of an `every_rung` puzzle."""
         puzzle = self.puzzle
         if not puzzle.every_rung or self.rung or self.gate is not None or self.dims:
             return [self]
         if puzzle.variants and (self.json or self.root not in ("problems", "solutions")):
             return [self]
-        plain = {name: getattr(Options, name) for name in KERNEL_OPTIONS}
-        python = [replace(self, rung=rung.id, **plain) for rung in puzzle.rungs if rung.language == "Python"]
-        return [*python, self] if puzzle.variants else python
+        default_options = {name: getattr(Options, name) for name in KERNEL_OPTIONS}
+        python_options = [
+            replace(self, rung=rung.id, **default_options)
+            for rung in puzzle.rungs
+            if rung.language == "Python"
+        ]
+        return [*python_options, self] if puzzle.variants else python_options
 
     @property
-    def checks_gates(self) -> bool:
+    def is_gate_check(self) -> bool:
         """True if results are per gate: for a Python file, or for one kernel gate on the virtual GPU."""
-        if not self.work.is_mojo:
+        if not self.exercise.is_mojo:
             return True
         if self.gate is None or self.dtype == "float64":
             return False
@@ -140,8 +144,8 @@ class Options:
 # ---- The flags -----------------------------------------------------------------------------------------------
 
 
-FIELDS = {field.name: field.default for field in fields(Options) if field.name != "puzzle"}
-Exclusive = argparse._MutuallyExclusiveGroup  # pyright: ignore[reportPrivateUsage] (it has no public name)
+DEFAULTS = {field.name: field.default for field in fields(Options) if field.name != "puzzle"}
+ExclusiveGroup = argparse._MutuallyExclusiveGroup  # pyright: ignore[reportPrivateUsage] (it has no public name)
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -155,11 +159,11 @@ def parse(arguments: list[str]) -> Options:
 def parse_flags(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
     """Return the puzzle and the flags. Raises UsageError, with the problem and the arguments."""
     puzzle = find_named_puzzle(arguments)
-    own_parser = make_parser(puzzle)
+    parser = make_parser(puzzle)
     try:
-        return puzzle, own_parser.parse_args(arguments)
+        return puzzle, parser.parse_args(arguments)
     except UsageError as error:
-        known_flags = list_flags(own_parser)
+        known_flags = list_flags(parser)
         unknown = re.sub(r"=.*", "", str(error).partition("unrecognized arguments: ")[2].split(" ")[0])
         matches = difflib.get_close_matches(f"--{unknown.lstrip('-')}", known_flags, 1)
         suggestion = f"did you mean {matches[0]}?" if matches else "--help lists the flags"
@@ -200,78 +204,78 @@ def make_general_parser() -> Parser:
 
 
 def make_parser(puzzle: Puzzle) -> Parser:
-    root = Parser(
+    parser = Parser(
         prog=puzzle.name,
         description=f"{puzzle.title}. Checks every output and gradient against PyTorch autograd.",
         epilog=f"sub-commands, each with its own --help: {', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
         allow_abbrev=False,
     )
     # Flags that the puzzle does not use are unknown to the parser, and have their defaults.
-    root.set_defaults(**{**FIELDS, "backward": False, "ops": None})
-    root.add_argument("puzzle", help=puzzle.name)
-    modes = root.add_mutually_exclusive_group()
+    parser.set_defaults(**{**DEFAULTS, "backward": False, "ops": None})
+    parser.add_argument("puzzle", help=puzzle.name)
+    modes = parser.add_mutually_exclusive_group()
     for demo in puzzle.demos:
         modes.add_argument(f"--{demo.flag}", action="store_true", help=demo.description)
     if puzzle.bench:
-        about = "time it against PyTorch and others; with --help: its own flags"
-        modes.add_argument("--bench", action="store_true", help=about)
+        help_text = "time it against PyTorch and others; with --help: its own flags"
+        modes.add_argument("--bench", action="store_true", help=help_text)
     default = "all" if puzzle.every_rung else puzzle.main_rung.id
-    about = f"which of the puzzle's files to check (default: {default})"
-    modes.add_argument("--rung", choices=[rung.id for rung in puzzle.rungs], help=about)
-    roots = root.add_mutually_exclusive_group()
-    about = "run solutions/ in place of problems/, your files"
-    roots.add_argument("--solution", action="store_true", help=about)
+    help_text = f"which of the puzzle's files to check (default: {default})"
+    modes.add_argument("--rung", choices=[rung.id for rung in puzzle.rungs], help=help_text)
+    sources = parser.add_mutually_exclusive_group()
+    help_text = "run solutions/ in place of problems/, your files"
+    sources.add_argument("--solution", action="store_true", help=help_text)
     if puzzle.variants:
-        add_kernel_flags(root, modes, roots, puzzle)
+        add_kernel_flags(parser, modes, sources, puzzle)
     if names := puzzle.dim_names:
-        about = "sizes (default: the chapter's and harder ones)"
+        help_text = "sizes (default: the chapter's and harder ones)"
         metavar = names[0] if len(names) == 1 else names
-        root.add_argument("--dims", type=int, nargs=len(names), metavar=metavar, help=about)
+        parser.add_argument("--dims", type=int, nargs=len(names), metavar=metavar, help=help_text)
     if any(case.world_size > 1 for case in puzzle.list_cases(None)):
-        about = "processes of each case that is run by several"
-        root.add_argument("--ranks", type=int, metavar="N", help=about)
-    root.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    about = f"check one gate only: {join_names([gate.id for gate in puzzle.gates])}"
-    root.add_argument("--gate", metavar="ID", help=about)
-    root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
-    return root
+        help_text = "processes of each case that is run by several"
+        parser.add_argument("--ranks", type=int, metavar="N", help=help_text)
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    help_text = f"check one gate only: {join_names([gate.id for gate in puzzle.gates])}"
+    parser.add_argument("--gate", metavar="ID", help=help_text)
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    return parser
 
 
-def add_kernel_flags(root: Parser, modes: Exclusive, roots: Exclusive, puzzle: Puzzle) -> None:
+def add_kernel_flags(root: Parser, modes: ExclusiveGroup, sources: ExclusiveGroup, puzzle: Puzzle) -> None:
     if puzzle.backward:
         count = len(puzzle.backward)
         gradients = "the gradient" if count == 1 else f"all {count} gradients"
-        about = f"check {gradients} too, not only the forward pass"
-        root.add_argument("--backward", action="store_true", help=about)
+        help_text = f"check {gradients} too, not only the forward pass"
+        root.add_argument("--backward", action="store_true", help=help_text)
     variants = root.add_argument_group(f"variants (default: {join_names(puzzle.default_variants, 'and')})")
     for name in puzzle.variants:
-        about = puzzle.variant_help.get(name, f"only the {name} kernels")
-        variants.add_argument(f"--{name}", action="store_true", help=about)
+        help_text = puzzle.variant_help.get(name, f"only the {name} kernels")
+        variants.add_argument(f"--{name}", action="store_true", help=help_text)
     modes.add_argument("--profile", action="store_true", help="count what the kernels do, on the virtual GPU")
-    about = (
+    help_text = (
         "say where the first wrong element comes from, and write a page that steps through your kernel's run"
     )
-    modes.add_argument("--show", nargs="?", const="", metavar="GATE", help=about)
-    roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
+    modes.add_argument("--show", nargs="?", const="", metavar="GATE", help=help_text)
+    sources.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
     kinds = [kind for kind in DEVICE_KINDS if puzzle.cpu_variants or kind != "cpu"]
-    about = f"auto: {'the CPU path, and ' if puzzle.cpu_variants else ''}a GPU where MAX sees one, else the virtual GPU; "
-    about += "for a gate by itself the virtual GPU"
-    root.add_argument("--device", choices=kinds, default="auto", help=about)
+    help_text = f"auto: {'the CPU path, and ' if puzzle.cpu_variants else ''}a GPU where MAX sees one, else the virtual GPU; "
+    help_text += "for a gate by itself the virtual GPU"
+    root.add_argument("--device", choices=kinds, default="auto", help=help_text)
     dtypes = [dtype for dtype in DTYPES if puzzle.cpu_variants or dtype != "float64"]
     root.add_argument("--dtype", choices=dtypes, default="float32")
-    about = f"run the {'backward' if puzzle.backward else 'forward'} N times: bit-equal, or the spread"
-    root.add_argument("--repeat", type=int, default=1, metavar="N", help=about)
-    about = "block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED"
-    root.add_argument("--blocks", default="natural", metavar="ORDER", help=about)
+    help_text = f"run the {'backward' if puzzle.backward else 'forward'} N times: bit-equal, or the spread"
+    root.add_argument("--repeat", type=int, default=1, metavar="N", help=help_text)
+    help_text = "block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED"
+    root.add_argument("--blocks", default="natural", metavar="ORDER", help=help_text)
     root.add_argument("--html", type=Path, metavar="FILE", help="where --show puts its page")
-    about = "print the compiler's whole output; with --profile count by tensor and line"
-    root.add_argument("--verbose", action="store_true", help=about)
+    help_text = "print the compiler's whole output; with --profile count by tensor and line"
+    root.add_argument("--verbose", action="store_true", help=help_text)
 
 
-def join_names(names: Iterable[str], last: str = "or") -> str:
+def join_names(names: Iterable[str], conjunction: str = "or") -> str:
     """Join names as in a sentence: "ln, dW or dx"."""
     *before, end = names
-    return f"{', '.join(before)} {last} {end}" if before else end
+    return f"{', '.join(before)} {conjunction} {end}" if before else end
 
 
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
@@ -301,31 +305,31 @@ def make_options(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
     if flags.ops and not is_mojo:
         raise UsageError(f"--ops {flags.ops}: an op package has no file of the {get_rung_name(rung.id)} rung")
     for name in () if is_mojo else KERNEL_OPTIONS:
-        if getattr(flags, name) != FIELDS[name]:
+        if getattr(flags, name) != DEFAULTS[name]:
             raise UsageError(
                 f"--{name}: only for kernels, and the {get_rung_name(rung.id)} rung is a Python file"
             )
-    chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
+    selected = tuple(name for name in puzzle.variants if getattr(flags, name))
     gradients = False
     if gate in gates and is_mojo:
         variant = gates[gate].variant
-        if chosen and variant not in chosen:
+        if selected and variant not in selected:
             raise UsageError(
-                f"--gate {gate}: a gate of the {variant} kernels; leave out --{' --'.join(chosen)}"
+                f"--gate {gate}: a gate of the {variant} kernels; leave out --{' --'.join(selected)}"
             )
-        chosen, gradients = (variant,), not set(gates[gate].quantities) <= set(puzzle.forward)
+        selected, gradients = (variant,), not set(gates[gate].quantities) <= set(puzzle.forward)
     # A variant without a forward pass is checked by its gradients, requested or not.
     gradients = gradients or not any(
-        puzzle.list_outputs(name) & {*puzzle.forward} for name in chosen or puzzle.variants
+        puzzle.list_outputs(name) & {*puzzle.forward} for name in selected or puzzle.variants
     )
     if is_mojo and flags.show is not None and flags.device not in ("auto", "virtual", "all"):
         raise UsageError(f"--show: pictures are made on the virtual GPU, not with --device {flags.device}")
-    arguments: dict[str, Any] = {name: value for name, value in vars(flags).items() if name in FIELDS}
+    arguments: dict[str, Any] = {name: value for name, value in vars(flags).items() if name in DEFAULTS}
     arguments |= {
         "demo": next((demo for demo in puzzle.demos if getattr(flags, demo.dest)), None),
         "root": str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",
         "backward": flags.backward or gradients or not puzzle.forward,
-        "variants": chosen,
+        "variants": selected,
         "dims": tuple(flags.dims) if flags.dims else None,
     }
     return Options(puzzle, **arguments)
@@ -341,14 +345,14 @@ def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
     largest = max((*dims, *sizes_and_rows))
     if largest > MAX_SIZE:
         raise UsageError(f"{flag}: kernels count sizes and rows up to {MAX_SIZE:,}, not {largest:,}")
-    requested = BYTES_PER_ELEMENT * sum(math.prod(shape) for shape in shapes)
-    if requested > get_memory():
+    required_bytes = BYTES_PER_ELEMENT * sum(math.prod(shape) for shape in shapes)
+    if required_bytes > get_memory_bytes():
         raise UsageError(
-            f"{flag}: needs more than {requested / 2**30:,.0f} GiB, and this machine has {get_memory() / 2**30:,.0f} GiB"
+            f"{flag}: needs more than {required_bytes / 2**30:,.0f} GiB, and this machine has {get_memory_bytes() / 2**30:,.0f} GiB"
         )
 
 
-def get_memory() -> int:
+def get_memory_bytes() -> int:
     """Return this machine's memory in bytes, or 2**63 if it is unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

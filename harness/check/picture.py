@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.check.accesses import Accesses, Element, Line, Source, Thread
-from harness.check.blame import Fault, find_fault
+from harness.check.blame import RootCause, find_root_cause
 from harness.check.checker import Checker
 from harness.check.diagnose import CAUSES
 from harness.check.execution import MAX_STEPS
@@ -28,11 +28,11 @@ from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding, VirtualGPUError
 from harness.vgpu.checks.findings import group_by_cause
 
-MAX_ELEMENTS = 4096
+MAX_TENSOR_ELEMENTS = 4096
 """Maximum number of elements of a tensor in a picture."""
 MAX_EVENTS = 1 << 21
 """Maximum number of recorded accesses of a launch."""
-SYMPTOMS = ("uninitialised read", "output never written")
+SYMPTOM_KINDS = ("uninitialised read", "output never written")
 """Findings that often follow from a wrong or missing write."""
 
 
@@ -86,7 +86,7 @@ class Picture:
     learner: TracedRun
     solution: TracedRun
     wrong: list[WrongElements] = field(default_factory=list)
-    fault: Fault | None = None
+    root_cause: RootCause | None = None
     finding: Finding | None = None
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -103,8 +103,8 @@ class Picture:
                 trace = self.learner.accesses.launches[launch]
                 block = flatten_index(self.finding.block or (0, 0, 0), trace.grid)
                 return Thread(launch, block, flatten_index(self.finding.thread, trace.block))
-        if self.fault:
-            return self.fault.thread
+        if self.root_cause:
+            return self.root_cause.thread
         run = self.learner.accesses
         for quantity in self.gate.quantities:
             rows = np.flatnonzero(run.select_element(Element(quantity, 0)) & (run.kind != "R"))
@@ -116,14 +116,14 @@ class Picture:
     def line(self) -> Line | None:
         if self.finding:
             return self.learner.accesses.source.find_line(self.finding.instr)
-        return self.fault.line if self.fault else None
+        return self.root_cause.line if self.root_cause else None
 
     def find_launch(self, finding: Finding) -> int | None:
-        for number_, launch in enumerate(self.learner.accesses.launches):
+        for index, launch in enumerate(self.learner.accesses.launches):
             if any(
                 other.location == finding.location and other.kind == finding.kind for other in launch.findings
             ):
-                return number_
+                return index
         return None
 
     def unflatten(self, name: str, element: int) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ def flatten_index(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> i
 # ---- Creating a picture ------------------------------------------------------------------------------------
 
 
-def take_picture(
+def make_picture(
     puzzle: Puzzle,
     package: OpPackage,
     gate: Gate,
@@ -157,12 +157,12 @@ def take_picture(
     large for a picture.
     """
     cases = cases or puzzle.list_cases(None)
-    small = [case for case in cases if count_largest_tensor(puzzle, case) <= MAX_ELEMENTS]
-    if not small:
+    drawable_cases = [case for case in cases if count_largest_tensor(puzzle, case) <= MAX_TENSOR_ELEMENTS]
+    if not drawable_cases:
         case = min(cases, key=lambda case: count_largest_tensor(puzzle, case))
         raise UsageError(
             f"--show {gate.id}: too large for a picture: a tensor of '{case.name}' has "
-            f"{count_largest_tensor(puzzle, case):,} elements, {MAX_ELEMENTS:,} can be drawn; --dims takes smaller sizes"
+            f"{count_largest_tensor(puzzle, case):,} elements, {MAX_TENSOR_ELEMENTS:,} can be drawn; --dims takes smaller sizes"
         )
     source = package.path / puzzle.source
     by_gate = read_package_blanks(package, puzzle)
@@ -174,13 +174,13 @@ def take_picture(
     result = result or checker.check(package.path, [gate.id], cases)[0]
     dims = list(dict.fromkeys(case.dims for case in cases))
     run = make_runner(package, gate, dims, checker)
-    remaining = rank_cases(puzzle, small, result, checker.reference)
+    remaining = rank_cases(puzzle, drawable_cases, result, checker.reference)
     while True:
         case = remaining.pop(0)
         learner = run(case)
         wrong = find_wrong_elements(gate, case, checker, learner)
-        shows = wrong or learner.failure or rank_causes(learner.findings, result, symptoms=True)
-        if not remaining or result.state == "correct" or shows:
+        is_informative = wrong or learner.failure or rank_causes(learner.findings, result, symptoms=True)
+        if not remaining or result.state == "correct" or is_informative:
             break
     solution = make_runner(roots.make_op_package(roots.get_solutions(), puzzle.name), gate, dims, checker)(
         case
@@ -190,7 +190,7 @@ def take_picture(
 
 def count_largest_tensor(puzzle: Puzzle, case: Case) -> int:
     sizes = [math.prod(shape) for shape in puzzle.compute_shapes(case.dims).values()]
-    if max(sizes, default=0) <= MAX_ELEMENTS:
+    if max(sizes, default=0) <= MAX_TENSOR_ELEMENTS:
         sizes += [array.size for array in puzzle.make_inputs(case, "float32", 0).values()]
     return max(sizes, default=0)
 
@@ -216,8 +216,10 @@ def make_runner(
     puzzle, reference = checker.puzzle, checker.reference
     source = Source((package.path / puzzle.source).resolve(), read_package_blanks(package, puzzle))
     recording = record(RecordRequest(package, puzzle.name, tuple(dims), (gate.variant,), True, checker.dtype))
-    own = (*gate.quantities, *gate.provided_quantities)
-    saved = [quantity for quantity in puzzle.list_saved_quantities(gate.variant) if quantity not in own]
+    gate_quantities = (*gate.quantities, *gate.provided_quantities)
+    saved_quantities = [
+        quantity for quantity in puzzle.list_saved_quantities(gate.variant) if quantity not in gate_quantities
+    ]
 
     def replay(case: Case, corrected: Arrays) -> TracedRun:
         replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
@@ -234,35 +236,37 @@ def make_runner(
 
     def run(case: Case) -> TracedRun:
         traced = replay(case, {})
-        compared = () if traced.failure else saved
-        checked = reference.compare_all(case, VIRTUAL, gate.variant, traced.outputs, compared)
-        if all(result.ok for result in checked.values()):
+        quantities = () if traced.failure else saved_quantities
+        results = reference.compare_all(case, VIRTUAL, gate.variant, traced.outputs, quantities)
+        if all(result.ok for result in results.values()):
             return traced
-        right = reference.get_saved_arrays(case, VIRTUAL, gate.variant)
-        return replay(case, {name: tensor for name, tensor in right.items() if name in saved})
+        correct_arrays = reference.get_saved_arrays(case, VIRTUAL, gate.variant)
+        return replay(
+            case, {name: tensor for name, tensor in correct_arrays.items() if name in saved_quantities}
+        )
 
     return run
 
 
-def find_wrong_elements(gate: Gate, case: Case, checker: Checker, side: TracedRun) -> list[WrongElements]:
+def find_wrong_elements(gate: Gate, case: Case, checker: Checker, run: TracedRun) -> list[WrongElements]:
     """Return the wrong quantities of a gate with their wrong elements, in the order of writing."""
     wrong_elements: list[WrongElements] = []
-    requested = (*gate.provided_quantities, *gate.quantities) if side.outputs else ()
-    checked = checker.reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, requested)
-    for quantity in (quantity for quantity, result in checked.items() if not result.ok):
-        got, result = side.outputs[quantity], checked[quantity]
-        compared = checker.reference.make_evidence(case, VIRTUAL, quantity, got, result)
-        flat = np.flatnonzero(compared.wrong)
-        if not len(flat):
-            flat = np.array([np.abs(compared.got - compared.truth).argmax()])
-        index = tuple(int(i) for i in np.unravel_index(int(flat[0]), compared.got.shape))
+    requested = (*gate.provided_quantities, *gate.quantities) if run.outputs else ()
+    results = checker.reference.compare_all(case, VIRTUAL, gate.variant, run.outputs, requested)
+    for quantity in (quantity for quantity, result in results.items() if not result.ok):
+        got, result = run.outputs[quantity], results[quantity]
+        evidence = checker.reference.make_evidence(case, VIRTUAL, quantity, got, result)
+        flat_indices = np.flatnonzero(evidence.wrong_mask)
+        if not len(flat_indices):
+            flat_indices = np.array([np.abs(evidence.got - evidence.truth).argmax()])
+        index = tuple(int(i) for i in np.unravel_index(int(flat_indices[0]), evidence.got.shape))
         wrong_elements.append(
             WrongElements(
-                quantity, index, float(compared.got[index]), float(compared.truth[index]),
-                bool(compared.unwritten[index]), compared.got.size, tuple(flat.tolist()),
+                quantity, index, float(evidence.got[index]), float(evidence.truth[index]),
+                bool(evidence.unwritten_mask[index]), evidence.got.size, tuple(flat_indices.tolist()),
             )
         )  # fmt: skip
-    return sorted(wrong_elements, key=lambda wrong: find_first_write(side.accesses, wrong))
+    return sorted(wrong_elements, key=lambda wrong: find_first_write(run.accesses, wrong))
 
 
 def find_first_write(run: Accesses, wrong: WrongElements) -> int:
@@ -278,8 +282,10 @@ def rank_causes(findings: list[Finding], result: GateResult, symptoms: bool = Fa
     """Return the findings that belong to the gate, the likeliest cause first; symptoms only if requested."""
     reported = {(finding.kind, finding.location) for finding in result.findings}
     kinds = list(CAUSES)
-    mine = [f for f in findings if (f.kind, f.location) in reported and (symptoms or f.kind not in SYMPTOMS)]
-    return sorted(mine, key=lambda f: kinds.index(f.kind) if f.kind in kinds else len(kinds))
+    gate_findings = [
+        f for f in findings if (f.kind, f.location) in reported and (symptoms or f.kind not in SYMPTOM_KINDS)
+    ]
+    return sorted(gate_findings, key=lambda f: kinds.index(f.kind) if f.kind in kinds else len(kinds))
 
 
 def add_explanation(picture: Picture) -> Picture:
@@ -289,11 +295,13 @@ def add_explanation(picture: Picture) -> Picture:
     infer_shapes(picture)
     if picture.is_correct:
         return picture
-    known = rank_causes(picture.learner.findings, picture.result, symptoms=not picture.wrong)
-    picture.finding = next(iter(known), None)
+    causes = rank_causes(picture.learner.findings, picture.result, symptoms=not picture.wrong)
+    picture.finding = next(iter(causes), None)
     if picture.wrong:
         first = picture.wrong[0]
-        picture.fault = find_fault(run, picture.solution.accesses, Element(first.quantity, first.first))
+        picture.root_cause = find_root_cause(
+            run, picture.solution.accesses, Element(first.quantity, first.first)
+        )
     return picture
 
 

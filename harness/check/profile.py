@@ -53,7 +53,7 @@ class ReplayedVariant:
     """One variant's replayed launches, their recordings, and all events of the recording."""
 
     launches: list[Launch]
-    recorded: list[RecordedLaunch]
+    recorded_launches: list[RecordedLaunch]
     events: Sequence[RecordedTensor | RecordedLaunch]
 
 
@@ -61,7 +61,7 @@ class ReplayedVariant:
 class CountRequest:
     """A request to count each variant's costs, in its last `counted` case or, without any, its first case."""
 
-    work: Exercise
+    exercise: Exercise
     variants: tuple[str, ...]
     dims: Dims | None = None
     dtype: str = "float32"
@@ -76,38 +76,38 @@ class CountRequest:
         from harness.check.reference import Reference
         from harness.devices import replay
 
-        puzzle = self.work.puzzle
+        puzzle = self.exercise.puzzle
         cases = {
             variant: [*puzzle.list_cases(self.dims)[:1], *puzzle.list_limit_cases(variant, self.dims)][-1]
             for variant in self.variants
         }
         requested = puzzle.list_compiled_variants(self.variants)
         dims = tuple(dict.fromkeys(case.dims for case in cases.values()))
-        order = RecordRequest(self.work.load_package(), puzzle.name, dims, requested, dtype=self.dtype)
+        order = RecordRequest(self.exercise.load_package(), puzzle.name, dims, requested, dtype=self.dtype)
         recording = record(order)
-        player = replay.Replay(recording, puzzle, self.dtype, blocks=self.blocks)
+        replayer = replay.Replay(recording, puzzle, self.dtype, blocks=self.blocks)
         reference = Reference(puzzle, self.dtype, self.seed)
         runs: dict[str, ReplayedVariant] = {}
         for variant in self.variants:
-            num_launches = len(player.gpu.launches)
+            num_launches = len(replayer.gpu.launches)
             case = cases[variant]
-            player.run(variant, case, reference.get_inputs(case))
+            replayer.run(variant, case, reference.get_inputs(case))
             events = recording.cases[variant, case.dims]
             recorded = [event for event in events if isinstance(event, RecordedLaunch)]
-            launches = player.gpu.launches[num_launches:]
-            count = count_needed(launches, {*puzzle.forward, *puzzle.backward})
+            launches = replayer.gpu.launches[num_launches:]
+            count = count_needed_launches(launches, {*puzzle.forward, *puzzle.backward})
             runs[variant] = ReplayedVariant(launches[:count], recorded[:count], events)
         return runs
 
     def profile_variants(self) -> dict[str, list[LaunchProfile]]:
         profiles: dict[str, list[LaunchProfile]] = {}
         for variant, run in self.replay().items():
-            pairs = zip(run.launches, run.recorded, strict=True)
+            pairs = zip(run.launches, run.recorded_launches, strict=True)
             profiles[variant] = [profile_launch(*pair, run.events) for pair in pairs]
         return profiles
 
 
-def count_needed(launches: list[Launch], outputs: set[str]) -> int:
+def count_needed_launches(launches: list[Launch], outputs: set[str]) -> int:
     """Return the number of launches up to the last one that writes an output."""
     for count in range(len(launches), 0, -1):
         traffic = launches[count - 1].counters.tensors
@@ -183,9 +183,9 @@ def list_tensor_rows(launch: LaunchProfile) -> Iterator[list[str]]:
     sites = [*launch.counters.sites.values()]
     for key in sorted({(site.space, site.tensor, site.verb) for site in sites}):
         space, tensor, verb = key
-        mine = [site for site in sites if (site.space, site.tensor, site.verb) == key]
+        selected = [site for site in sites if (site.space, site.tensor, site.verb) == key]
         name = launch.shared_arrays.get(tensor, tensor).replace(" ", "_")
-        yield [f"{name}:{verb}" if space == "global" else f"{name}:{space}_{verb}", *format_traffic(mine)]
+        yield [f"{name}:{verb}" if space == "global" else f"{name}:{space}_{verb}", *format_traffic(selected)]
 
 
 def list_line_rows(launch: LaunchProfile) -> Iterator[list[str]]:
@@ -232,12 +232,12 @@ HEADINGS = [
 
 def format_cells(launch: LaunchProfile) -> list[str]:
     c = launch.counters
-    again = f"{launch.bytes_moved / launch.min_bytes:.1f}" if launch.min_bytes else "-"
-    moved = math.prod(launch.grid), math.prod(launch.block), launch.bytes_read, launch.bytes_written
+    ratio = f"{launch.bytes_moved / launch.min_bytes:.1f}" if launch.min_bytes else "-"
+    traffic = math.prod(launch.grid), math.prod(launch.block), launch.bytes_read, launch.bytes_written
     conflicts = c.shared_load.bank_conflicts + c.shared_store.bank_conflicts
-    numbers = [f"{number:,}" for number in (*moved, launch.min_bytes)]
+    numbers = [f"{number:,}" for number in (*traffic, launch.min_bytes)]
     sectors = f"{c.global_load.sectors_per_request:.1f}"
-    return [launch.name, *numbers, again, sectors, f"{conflicts:,}", f"{c.atomics:,}", f"{c.flops:,}"]
+    return [launch.name, *numbers, ratio, sectors, f"{conflicts:,}", f"{c.atomics:,}", f"{c.flops:,}"]
 
 
 TOTALS: dict[str, Callable[[list[LaunchProfile]], int]] = {

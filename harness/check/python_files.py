@@ -67,7 +67,7 @@ class PythonChecker:
         gates: Sequence[str] | None = None,
         cases: list[Case] | None = None,
         *,
-        on_first: FirstCaseCallback | None = None,
+        on_first_case: FirstCaseCallback | None = None,
     ) -> list[GateResult]:
         """Return the result of each gate of the file at `path`, one gate after another.
 
@@ -109,12 +109,12 @@ class PythonChecker:
         mistake: str | None = None,
         *,
         hint: int = 1,
-        of: str = "",
-        **more: Any,
+        ladder_gate: str = "",
+        **fields: Any,
     ) -> GateResult:
         """Return the result of a wrong gate, with a hint from its own ladder or from that of gate `of`."""
-        ladder = self.puzzle.get_ladder_name(self.rung, of or gate.id)
-        return GateResult(gate, "wrong", diagnosis=lines, mistake=mistake, hint=f"{ladder}-{hint}", **more)
+        ladder = self.puzzle.get_ladder_name(self.rung, ladder_gate or gate.id)
+        return GateResult(gate, "wrong", diagnosis=lines, mistake=mistake, hint=f"{ladder}-{hint}", **fields)
 
     def _check_gate(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         """Return the result of one gate with a filled blank; `module` contains the file's names."""
@@ -124,7 +124,7 @@ class PythonChecker:
 class CaseChecker(PythonChecker):
     """A checker of the values of each gate's function in each case, then of further properties."""
 
-    where = ""
+    context = ""
     """The current check, for messages about exceptions in the learner's code."""
 
     def _check_gate(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
@@ -132,12 +132,12 @@ class CaseChecker(PythonChecker):
         wrong: dict[str, list[Evidence]] = {}
         try:
             for case in cases:
-                self.where = f"in case '{case.name}'"
+                self.context = f"in case '{case.name}'"
                 self._compare(result, case, self._compute_outputs(gate, module, path, case), wrong)
             if not wrong:
-                self._check_further(gate, path, cases)
+                self._check_properties(gate, path, cases)
         except Exception as error:  # an exception in the learner's code is a result
-            message = f"{self.where}: {self._describe_error(error, path)}"
+            message = f"{self.context}: {self._describe_error(error, path)}"
             return self.make_wrong_result(gate, [message], comparisons=result.comparisons)
         add_diagnoses(result, self.puzzle, wrong, self.puzzle.get_ladder_name(self.rung, gate.id))
         return result
@@ -166,7 +166,7 @@ class CaseChecker(PythonChecker):
     def _make_evidence(self, case: Case, quantity: str, got: Any, result: TensorResult) -> Evidence:
         return self._get_reference(case).make_evidence(case, CPU, quantity, as_array(got), result)
 
-    def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
+    def _check_properties(self, gate: Gate, path: Path, cases: list[Case]) -> None:
         """Raise an exception for an error that the values do not reveal."""
 
     def _describe_error(self, error: Exception, path: Path) -> str:
@@ -210,13 +210,13 @@ def describe_exit(error: BaseException, path: Path) -> str:
     return f"{describe_exception(error, path).removesuffix(': ')}: {EXITED}"
 
 
-def describe_exception(error: BaseException, path: Path, longest: int | None = None) -> str:
+def describe_exception(error: BaseException, path: Path, max_length: int | None = None) -> str:
     """Describe an exception in one line, with the line of the learner's file that raised it.
 
     The message is cut to `longest` characters, not counting the file's path.
     """
     where = locate_error(error, path)
-    message = " ".join(str(error).split())[:longest]
+    message = " ".join(str(error).split())[:max_length]
     kind = "" if type(error) is ValueError and not where else f"{type(error).__name__}: "
     return f"{where}{kind}{message}"
 

@@ -23,8 +23,8 @@ from harness.check.compare import (
     Repeats,
     TensorResult,
     compare,
-    compute_allowance,
     compute_spread_in_ulps,
+    compute_tolerance_factor,
 )
 from harness.devices.poison import find_unwritten
 from harness.devices.targets import Target
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-MAX_SINGLE_THREAD = 2**16
+MAX_SINGLE_THREAD_ELEMENTS = 2**16
 """Maximum number of input elements of a case that PyTorch computes with one thread."""
 
 
@@ -49,7 +49,7 @@ def limit_threads(tensors: "Tensors") -> Generator[None, None, None]:
     import torch
 
     num_threads = torch.get_num_threads()
-    if sum(tensor.numel() for tensor in tensors.values()) <= MAX_SINGLE_THREAD:
+    if sum(tensor.numel() for tensor in tensors.values()) <= MAX_SINGLE_THREAD_ELEMENTS:
         torch.set_num_threads(1)
     try:
         yield
@@ -159,9 +159,9 @@ class Reference:
             self._compute_case(*key)
         return self._baseline[key]
 
-    def prepare(self, cases: Sequence[Case], target: Target, done: Callable[[], bool]) -> None:
+    def prepare(self, cases: Sequence[Case], target: Target, is_done: Callable[[], bool]) -> None:
         for case in cases:
-            if done():
+            if is_done():
                 break
             self.get_truth(case, target)
 
@@ -203,7 +203,7 @@ class Reference:
                         shutil.rmtree(folder, ignore_errors=True)
             return get_cache_folder("answers", name, digest)
 
-    def get_terms(self, case: Case) -> dict[str, float]:
+    def get_term_magnitudes(self, case: Case) -> dict[str, float]:
         """Return, for each quantity whose terms can cancel, the magnitude of these terms."""
         if case not in self._terms:
             self._terms[case] = self.puzzle.compute_term_magnitudes(self.get_arrays(case))
@@ -224,9 +224,9 @@ class Reference:
         target: Target,
         quantity: str,
         got: np.ndarray,
-        allowance: float = 1.0,
+        tolerance_factor: float = 1.0,
         variant: str = "",
-        propagated: float = 0.0,
+        propagated_error: float = 0.0,
     ) -> TensorResult:
         """Compare one quantity of a case; `allowance` and `propagated` are arguments of `compare`.
 
@@ -238,10 +238,10 @@ class Reference:
             self.get_truth(case, target)[quantity],
             baseline.get(f"{variant}.{quantity}", baseline[quantity]),
             self.puzzle.get_output_dtype(quantity, self.dtype),
-            allowance=allowance,
-            poison=find_unwritten(got),
-            terms=self.get_terms(case).get(quantity, 0.0),
-            propagated=propagated,
+            tolerance_factor=tolerance_factor,
+            unwritten_mask=find_unwritten(got),
+            term_magnitude=self.get_term_magnitudes(case).get(quantity, 0.0),
+            propagated_error=propagated_error,
         )
 
     def compare_all(
@@ -254,13 +254,17 @@ class Reference:
         """
         puzzle = self.puzzle
 
-        def compare_one(quantity: str, propagated: float = 0.0) -> TensorResult:
+        def compare_one(quantity: str, propagated_error: float = 0.0) -> TensorResult:
             atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic_sums
-            s = compute_allowance(atomic, puzzle.count_terms(case.dims))
-            return self.compare_quantity(case, target, quantity, outputs[quantity], s, variant, propagated)
+            s = compute_tolerance_factor(atomic, puzzle.count_terms(case.dims))
+            return self.compare_quantity(
+                case, target, quantity, outputs[quantity], s, variant, propagated_error
+            )
 
         results = {quantity: compare_one(quantity) for quantity in quantities if quantity in outputs}
-        wrong = [quantity for quantity, result in results.items() if not result.ok and not result.nonfinite]
+        wrong = [
+            quantity for quantity, result in results.items() if not result.ok and not result.num_nonfinite
+        ]
         if wrong:
             correct_saved = {
                 q: to_float64(outputs[q]) for q in puzzle.list_saved_quantities(variant) if compare_one(q).ok
@@ -345,5 +349,5 @@ def add_strides(array: np.ndarray, dtype: "torch.dtype | None" = None, device: s
     if 0 in array.strides:
         return base[tuple(slice(0, 1) if s == 0 else slice(None) for s in array.strides)].expand(array.shape)
     order = np.argsort([-s for s in array.strides], kind="stable")
-    back = np.argsort(order)
-    return base.permute(tuple(order)).contiguous().permute(tuple(back))
+    inverse = np.argsort(order)
+    return base.permute(tuple(order)).contiguous().permute(tuple(inverse))

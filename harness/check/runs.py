@@ -64,7 +64,7 @@ class Run:
     blanks: dict[str, Blank]
     ledger: Ledger | None
     unsolved: list[str]
-    rejected: list[GateResult] = field(default_factory=list)
+    rejected_gates: list[GateResult] = field(default_factory=list)
 
     @property
     def source(self) -> Path:
@@ -79,8 +79,8 @@ class Run:
     def list_remaining_gates(self) -> list[str]:
         """Return the correct gates that have further cases or dtypes, not covered by the run."""
         options = self.options
-        plain = not options.dims and options.dtype == "float32"
-        return [id for id, right in collect_gate_states(self).items() if right] if plain else []
+        has_default_cases = not options.dims and options.dtype == "float32"
+        return [id for id, right in collect_gate_states(self).items() if right] if has_default_cases else []
 
     def compute_gates(self) -> None:
         """Check the remaining gates in the cases that this run does not cover."""
@@ -88,7 +88,7 @@ class Run:
     def compute_exit_code(self) -> int:
         """Return 1 if a result is wrong, else 3 if a gate is unsolved, 6 if no GPU kernel ran, or 0."""
         states = [v.get_state(self.quantities) for d in self.devices for v in d.variants.values()]
-        if "wrong" in states or self.list_errors() or self.rejected:
+        if "wrong" in states or self.list_errors() or self.rejected_gates:
             return 1
         if self.unsolved:
             return 3
@@ -101,14 +101,14 @@ class Run:
 
 def collect_gate_states(run: Run) -> dict[str, bool]:
     """Return gate -> whether it is correct, for gates whose quantities were all compared on a GPU."""
-    checked: dict[str, bool] = {}
+    is_correct: dict[str, bool] = {}
     for device in run.devices:
         for variant in device.variants.values():
             for result in variant.gates:
                 if set(result.gate.quantities) <= set(run.quantities):
-                    right = result.state == "correct" and bool(result.comparisons)
-                    checked[result.gate.id] = right and checked.get(result.gate.id, True)
-    return checked | {result.gate.id: False for result in run.rejected}
+                    is_correct_result = result.state == "correct" and bool(result.comparisons)
+                    is_correct[result.gate.id] = is_correct_result and is_correct.get(result.gate.id, True)
+    return is_correct | {result.gate.id: False for result in run.rejected_gates}
 
 
 @dataclass
@@ -116,7 +116,7 @@ class LazyRun(Run):
     """A run whose parts are computed on demand, in the report's order, while its kernels compile."""
 
     grader: "Grader | None" = None
-    compiling: dict[str, Future[Device]] = field(default_factory=dict)
+    compile_futures: dict[str, Future[Device]] = field(default_factory=dict)
     on_ready: Callable[[Target], None] = lambda target: None
 
     def compute_reference(self, device: DeviceResult, variants: Sequence[str]) -> None:
@@ -130,10 +130,10 @@ class LazyRun(Run):
             reference.get_baseline(case, device.target)
 
     def compute_kernels(self, device: DeviceResult, variants: Sequence[str]) -> None:
-        grader, compiled = self._get_grader(), self.compiling[device.kind].result()
+        grader, compiled = self._get_grader(), self.compile_futures[device.kind].result()
         if not device.variants:
             self.on_ready(device.target)
-        device.cached, device.compile_seconds = compiled.cached, compiled.seconds
+        device.cached, device.compile_seconds = compiled.cached, compiled.compile_seconds
         device.variants |= {name: grader.grade_variant(compiled, name) for name in variants}
         if len(device.variants) == len(self.options.variants):
             grader.attribute_errors(device.variants)
@@ -148,7 +148,7 @@ class LazyRun(Run):
                 puzzle, seed=options.seed, second_dtype=LOW_PRECISION_DTYPE, blocks=options.blocks
             )
             results = checker.check(self.package, remaining, cases)
-            self.rejected = [result for result in results if result.state == "wrong"]
+            self.rejected_gates = [result for result in results if result.state == "wrong"]
 
     def _get_grader(self) -> "Grader":
         if self.grader is None:
@@ -177,12 +177,12 @@ def start_run(
     `on_compile` is called, possibly from another thread, if a device's kernels are not cached; `on_ready`
     once they are compiled.
     """
-    puzzle, work = options.puzzle, options.work
+    puzzle, work = options.puzzle, options.exercise
     blanks, package = work.read_blanks(), work.package
     cases = puzzle.list_cases(options.dims)
-    largest = max(puzzle.count_multiply_adds(case.dims) for case in cases) if options.dims else 0
+    max_multiply_adds = max(puzzle.count_multiply_adds(case.dims) for case in cases) if options.dims else 0
     on_cpu = {*options.variants} <= {*puzzle.cpu_variants}
-    targets, skipped = choose_targets(options.device, largest, options.dtype, on_cpu)
+    targets, skipped = choose_targets(options.device, max_multiply_adds, options.dtype, on_cpu)
     if any(target.kind != "virtual" for target in targets):
         import_module("harness.devices.graphs")  # MAX must be shut down by the thread that imported it
     ledger = puzzle.make_ledger(cases[0].dims, options.dtype) if puzzle.make_ledger else None
@@ -191,10 +191,10 @@ def start_run(
     pool = ThreadPoolExecutor(max_workers=1 + len(targets))
     try:
         common = options, package, cases, on_compile
-        compiling = {t.kind: pool.submit(create_device, t, *common) for t in targets}
+        compile_futures = {t.kind: pool.submit(create_device, t, *common) for t in targets}
         yield LazyRun(
             options, package, cases, options.quantities, devices, skipped, blanks, ledger, unsolved,
-            compiling=compiling, on_ready=on_ready,
+            compile_futures=compile_futures, on_ready=on_ready,
         )  # fmt: skip
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # an interrupt must not wait for the compiler
@@ -213,10 +213,10 @@ def create_device(
         from harness.devices import graphs
 
         calls = puzzle.list_calls(puzzle.list_compiled_variants(options.variants))
-        compiling = partial(on_compile, target)
-        graph = graphs.load(package, calls, options.dtype, target.device, on_compile=compiling)
+        report_compile = partial(on_compile, target)
+        graph = graphs.load(package, calls, options.dtype, target.device, on_compile=report_compile)
         return GraphDevice(graph, target)
-    started = time.monotonic()
+    start = time.monotonic()
     dims = tuple(dict.fromkeys(case.dims for case in cases))
     # The same order as for gates, so that recordings are shared.
     order = RecordRequest(package, puzzle.name, dims, tuple(sorted(options.variants)), True, options.dtype)
@@ -224,4 +224,4 @@ def create_device(
     if not cached:
         on_compile(target)
     recording, source = record(order), (package.path / puzzle.source).resolve()
-    return VirtualDevice(recording, source, options.blocks, cached, time.monotonic() - started)
+    return VirtualDevice(recording, source, options.blocks, cached, time.monotonic() - start)

@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
-class SourceFault:
+class SourceError:
     """A mistake in the source: its id, its line in the file, and a sentence."""
 
     mistake: str
@@ -38,14 +38,14 @@ class SourceFault:
     message: str
 
 
-def find_source_faults(path: Path, blank: Blank) -> list[SourceFault]:
+def find_source_errors(path: Path, blank: Blank) -> list[SourceError]:
     """Return the faults in a blank of a Mojo file, in the order of its lines."""
     try:
         items = Items({path.name: path.read_text(encoding="utf-8")})
     except (OSError, UnicodeDecodeError):
         return []
     scopes: dict[int, Scope] = {}
-    located: list[SourceFault] = []
+    located_errors: list[SourceError] = []
     for number, line in enumerate(blank.body, start=blank.line):
         item = items.find_enclosing(path.name, number)  # a blank may contain several
         if item is None:
@@ -58,8 +58,8 @@ def find_source_faults(path: Path, blank: Blank) -> list[SourceFault]:
             scope.find_axis_mismatch(code, bounds),
             find_exchanged_arguments(code, items, scope),
         ):
-            located += [SourceFault(mistake, number, words) for mistake, words in faults]
-    return located
+            located_errors += [SourceError(mistake, number, words) for mistake, words in faults]
+    return located_errors
 
 
 class Scope:
@@ -76,25 +76,27 @@ class Scope:
         # Bounds that are not the size of a tensor's axis, such as the end of a chunk, are not checked.
         self.axis_sizes = {axis for axes in self.tensors.values() for axis in axes} | {*self.sizes}
 
-    def find_bounds(self, at: int) -> dict[str, str]:
+    def find_bounds(self, line_index: int) -> dict[str, str]:
         """Return loop index -> bound, for the loops around a line; "" if uncertain.
 
         An `if` in the loop may lower the bound.
         """
-        bound_of: dict[str, str] = {}
-        indent = count_indent(self.lines[at])
-        for number in range(at - 1, -1, -1):
+        bounds: dict[str, str] = {}
+        indent = count_indent(self.lines[line_index])
+        for number in range(line_index - 1, -1, -1):
             line = self.lines[number]
             if not line.strip() or count_indent(line) >= indent:
                 continue
             indent = count_indent(line)
             loop = LOOP.search(line)
-            if loop and loop[1] not in bound_of:
+            if loop and loop[1] not in bounds:
                 arguments = split_arguments(find_bracketed("\n".join(self.lines[number:]), loop.end() - 1))
                 bound = arguments[0] if len(arguments) == 1 else arguments[1] if len(arguments) > 1 else ""
-                guarded = re.search(rf"\bif [^:]*\b{loop[1]}\b", "\n".join(self.lines[number + 1 : at + 1]))
-                bound_of[loop[1]] = "" if guarded else bound
-        return bound_of
+                guarded = re.search(
+                    rf"\bif [^:]*\b{loop[1]}\b", "\n".join(self.lines[number + 1 : line_index + 1])
+                )
+                bounds[loop[1]] = "" if guarded else bound
+        return bounds
 
     def find_double_index(self, code: str) -> Iterator[tuple[str, str]]:
         """Yield faults such as `x[row][h]` instead of `x[row, h]`."""
@@ -117,21 +119,21 @@ class Scope:
         for match in ACCESS.finditer(code):
             axes = self.tensors.get(match[1], [])
             indices = split_arguments(find_bracketed(code, match.end() - 1))
-            runs = [bounds.get(index, "") for index in indices]
+            index_bounds = [bounds.get(index, "") for index in indices]
             if len(axes) != len(indices):
                 continue
-            shown = f"`{match[1]}[{', '.join(indices)}]`"
-            if len(axes) == 2 and axes[0] != axes[1] and runs == axes[::-1]:
+            access = f"`{match[1]}[{', '.join(indices)}]`"
+            if len(axes) == 2 and axes[0] != axes[1] and index_bounds == axes[::-1]:
                 message = (
-                    f"{shown}: the indices are exchanged, {match[1]} is [{', '.join(axes)}] and "
-                    f"`{indices[0]}` runs over {runs[0]}: `{match[1]}[{', '.join(indices[::-1])}]`"
+                    f"{access}: the indices are exchanged, {match[1]} is [{', '.join(axes)}] and "
+                    f"`{indices[0]}` runs over {index_bounds[0]}: `{match[1]}[{', '.join(indices[::-1])}]`"
                 )
                 yield "indices-exchanged", message
                 continue
-            for index, bound, axis in zip(indices, runs, axes, strict=True):
+            for index, bound, axis in zip(indices, index_bounds, axes, strict=True):
                 if bound in self.axis_sizes and NAME.search(axis) and bound != axis:
                     is_part = bound in NAME.findall(axis)
-                    message = f"{shown}: `{index}` runs over {bound}, and this axis of {match[1]} is {axis}"
+                    message = f"{access}: `{index}` runs over {bound}, and this axis of {match[1]} is {axis}"
                     message += ": it needs an index of its own" if is_part else ""
                     yield "part-of-an-axis" if is_part else "other-axis", message
 
@@ -142,15 +144,15 @@ def find_exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[
         callee = next((item for item in items.by_name.get(match[1], ())), None)
         if callee is None:
             continue
-        declared = list_arguments(callee)
+        parameters = list_arguments(callee)
         arguments = split_arguments(find_bracketed(code, match.end() - 1))
         resolved = [scope.sizes.get(argument, argument) for argument in arguments]
-        for k, (name, passed) in enumerate(zip(declared, resolved, strict=False)):
-            at = declared.index(passed) if passed in declared and passed != name else -1
-            if at > k and at < len(resolved) and resolved[at] == name:
+        for k, (name, passed) in enumerate(zip(parameters, resolved, strict=False)):
+            position = parameters.index(passed) if passed in parameters and passed != name else -1
+            if position > k and position < len(resolved) and resolved[position] == name:
                 message = (
-                    f"`{match[1]}(... {', '.join(arguments[k : at + 1])})`: `{arguments[k]}` is in place of {name} and "
-                    f"`{arguments[at]}` in place of {passed}"
+                    f"`{match[1]}(... {', '.join(arguments[k : position + 1])})`: `{arguments[k]}` is in place of {name} and "
+                    f"`{arguments[position]}` in place of {passed}"
                 )
                 yield "arguments-exchanged", message
 
@@ -170,13 +172,13 @@ def count_indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def find_bracketed(text: str, at: int) -> str:
+def find_bracketed(text: str, start: int) -> str:
     """Return the text inside the bracket that opens at `at`, or "" if there is none or it is not closed."""
     depth = 0
-    for end in range(at, len(text)) if at >= 0 else ():
+    for end in range(start, len(text)) if start >= 0 else ():
         depth += (text[end] in "([{") - (text[end] in ")]}")
         if depth == 0:
-            return text[at + 1 : end] if end > at else ""
+            return text[start + 1 : end] if end > start else ""
     return ""
 
 
@@ -236,12 +238,12 @@ def find_use_in_loop(finding: "Finding", source: Path) -> int | None:
         return None
     uses = re.compile(rf"\b{re.escape(finding.tensor)}\[")
     depth = count_indent(text[number - 1])
-    using: list[int] = []
+    using_lines: list[int] = []
     for line, code in enumerate(text[number:], start=number + 1):
         if code.strip() and count_indent(code) <= depth:
             break
-        using += [line] if uses.search(code) else []
-    return using[0] if len(using) == 1 and not uses.search(text[number - 1]) else None
+        using_lines += [line] if uses.search(code) else []
+    return using_lines[0] if len(using_lines) == 1 and not uses.search(text[number - 1]) else None
 
 
 def is_in_blank(at: "Location", source: Path, blank: Blank) -> bool:

@@ -52,41 +52,49 @@ class WorkerDied(Exception):
 class SubprocessChecker:
     """A Python rung's checker in another process; `options` are that checker's keyword arguments.
 
-    `at_terminal`: whether the code may read from this process's terminal, as `input()` and `breakpoint()` do.
+    `interactive`: whether the code may read from this process's terminal, as `input()` and `breakpoint()` do.
     """
 
-    def __init__(self, work: Exercise, *, at_terminal: bool = False, **options: object):
-        self.work = work
-        self.terminal = find_terminal() if at_terminal else ""
+    def __init__(self, exercise: Exercise, *, interactive: bool = False, **options: object):
+        self.exercise = exercise
+        self.terminal = find_terminal() if interactive else ""
         self.options = options
         self._process: Worker | None = None
 
     def check(
-        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: FirstCaseCallback = None
+        self,
+        path: Path,
+        gates: GateIds = None,
+        cases: Cases = None,
+        *,
+        on_first_case: FirstCaseCallback = None,
     ) -> list[GateResult]:
         """Return the result of each gate; one whose code ends the process or times out is wrong.
 
         Raises the exceptions of the rung's checker, and DamagedFile if loading the file ends the process.
         """
-        requested = [gate.id for gate in select_gates(self.work.puzzle, self.work.rung, gates)]
-        outcomes: dict[str, GateResult] = {}
-        while remaining := [id for id in requested if id not in outcomes]:
-            self._process = worker = self._process or Worker(self.work, self.options, self.terminal)
+        requested = [gate.id for gate in select_gates(self.exercise.puzzle, self.exercise.rung, gates)]
+        results_by_id: dict[str, GateResult] = {}
+        while remaining := [id for id in requested if id not in results_by_id]:
+            self._process = worker = self._process or Worker(self.exercise, self.options, self.terminal)
             try:
-                worker.run_check(path, remaining, cases, outcomes)
+                worker.run_check(path, remaining, cases, results_by_id)
             except WorkerDied as error:
                 self.close()
                 if worker.gate is None:
                     raise DamagedFile(str(error)) from error
-                gate, hint = self.work.find_gate(worker.gate), f"{self.work.get_ladder_name(worker.gate)}-1"
-                outcomes[worker.gate] = GateResult(gate, "wrong", diagnosis=[str(error)], hint=hint)
+                gate, hint = (
+                    self.exercise.find_gate(worker.gate),
+                    f"{self.exercise.get_ladder_name(worker.gate)}-1",
+                )
+                results_by_id[worker.gate] = GateResult(gate, "wrong", diagnosis=[str(error)], hint=hint)
             except WorkbookError:
                 raise
             except BaseException:
                 self.close()
                 raise
-        results = [outcomes[id] for id in requested]
-        redirect_gates(results, self.work.rung.dependencies)
+        results = [results_by_id[id] for id in requested]
+        redirect_gates(results, self.exercise.rung.dependencies)
         return results
 
     def close(self) -> None:
@@ -101,7 +109,7 @@ class SubprocessChecker:
 class Worker:
     """The parent's side of a worker process; `gate` is the gate being checked, None before the first."""
 
-    def __init__(self, work: Exercise, options: dict[str, object], terminal: str = ""):
+    def __init__(self, exercise: Exercise, options: dict[str, object], terminal: str = ""):
         self.gate: str | None = None
         self.folder = tempfile.TemporaryDirectory()
         self.stack = Path(self.folder.name) / "stack"
@@ -109,12 +117,12 @@ class Worker:
             context = multiprocessing.get_context("fork")
         else:
             context = multiprocessing.get_context("forkserver")
-            needs_torch = not isinstance(work.rung, NumpyRung) or "torch" in sys.modules
+            needs_torch = not isinstance(exercise.rung, NumpyRung) or "torch" in sys.modules
             context.set_forkserver_preload(PRELOADED_MODULES if needs_torch else [])
             start_server()
         self.connection, worker_end = context.Pipe()
         folders = [*importlib.import_module(PUZZLES).__path__]
-        names = (work.puzzle.name, work.rung.id)
+        names = (exercise.puzzle.name, exercise.rung.id)
         arguments = (worker_end, self.stack, folders, *names, options, dict(os.environ), terminal)
         self.process: BaseProcess = context.Process(target=serve, args=arguments)
         self.process.start()
@@ -125,12 +133,12 @@ class Worker:
         self, path: Path, gates: list[str], cases: list[Case] | None, results: dict[str, GateResult]
     ) -> None:
         """Run one check and add each result as it arrives. Raises WorkerDied and the checker's exceptions."""
-        self.gate, seconds = None, START_TIMEOUT_S
+        self.gate, timeout_s = None, START_TIMEOUT_S
         sys.stdout.flush()  # so that the code's own output comes after it
         with suppress(BrokenPipeError):  # `receive` raises the reason
             self.connection.send((path, gates, cases, os.getcwd()))
         while True:
-            kind, value = self.receive(path, seconds)
+            kind, value = self.receive(path, timeout_s)
             if kind == "left":
                 raise WorkerDied(value)
             if kind == "raised":
@@ -138,22 +146,22 @@ class Worker:
             if kind == "done":
                 break
             if kind == "begun":
-                self.gate, seconds = value
+                self.gate, timeout_s = value
                 if self.gate in gates:
                     report_progress(f"{self.gate}, gate {gates.index(self.gate) + 1} of {len(gates)}")
-                seconds = float(os.environ.get(TIME_LIMIT_VARIABLE) or seconds)
+                timeout_s = float(os.environ.get(TIME_LIMIT_VARIABLE) or timeout_s)
             else:
                 results[value.gate.id] = value
         results |= {result.gate.id: result for result in value}
         if missing := [id for id in gates if id not in results]:
             raise RuntimeError(f"the checker returned no result for {', '.join(missing)}")
 
-    def receive(self, path: Path, seconds: float) -> tuple[str, Any]:
+    def receive(self, path: Path, timeout_s: float) -> tuple[str, Any]:
         """Return the next message of the worker. Raises WorkerDied."""
-        if not self.connection.poll(seconds):
+        if not self.connection.poll(timeout_s):
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid or 0, signal.SIGUSR1)
-            raise WorkerDied(f"{find_stack_line(self.stack, path) or path}: timed out after {seconds:g} s")
+            raise WorkerDied(f"{find_stack_line(self.stack, path) or path}: timed out after {timeout_s:g} s")
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -193,13 +201,13 @@ def stop_worker(process: BaseProcess, connection: Connection) -> None:
     process.join()
 
 
-def wait_for_exit(process: BaseProcess, seconds: float) -> int | None:
+def wait_for_exit(process: BaseProcess, timeout_s: float) -> int | None:
     """Return the exit code of a process that is about to end, or None after `seconds`.
 
     `join` may block forever if the process has closed its files.
     """
-    until = time.monotonic() + seconds
-    while process.exitcode is None and time.monotonic() < until:
+    deadline = time.monotonic() + timeout_s
+    while process.exitcode is None and time.monotonic() < deadline:
         time.sleep(0.005)
     return process.exitcode
 
@@ -229,12 +237,12 @@ def serve(
     for folder in folders:
         if folder not in search_path:
             search_path.append(folder)
-    leave, worker_pid = os._exit, os.getpid()
-    threading.Thread(target=end_with_parent, args=(leave,), daemon=True).start()
+    exit_process, worker_pid = os._exit, os.getpid()
+    threading.Thread(target=exit_with_parent, args=(exit_process,), daemon=True).start()
 
     def send_message(kind: str, value: object) -> None:
         if os.getpid() != worker_pid:
-            leave(1)  # a fork made by the learner's code
+            exit_process(1)  # a fork made by the learner's code
         connection.send((kind, value))
 
     checkers: list[Any] = []
@@ -242,9 +250,9 @@ def serve(
     def check(path: Path, gates: list[str], cases: list[Case] | None, folder: str) -> list[GateResult]:
         os.chdir(folder)
         if not checkers:
-            owner = find_puzzle(puzzle)
-            file_rung = owner.find_rung(rung)
-            checkers.append(owner.resolve(file_rung.checker)(owner, file_rung, **options))
+            spec = find_puzzle(puzzle)
+            file_rung = spec.find_rung(rung)
+            checkers.append(spec.resolve(file_rung.checker)(spec, file_rung, **options))
             checkers[0].on_step = send_message
         return checkers[0].check(path, gates, cases)
 
@@ -256,7 +264,7 @@ def serve(
                 path, gates, cases, folder = connection.recv()
             except (EOFError, OSError):
                 return
-            os._exit = make_exit_reporter(send_message, leave, path)
+            os._exit = make_exit_reporter(send_message, exit_process, path)
             try:
                 send_message("done", check(path, gates, cases, folder))
             except WorkbookError as error:
@@ -264,12 +272,12 @@ def serve(
             except BaseException:
                 send_message("raised", RuntimeError(traceback.format_exc()))
             finally:
-                os._exit = leave
+                os._exit = exit_process
                 sys.stdout.flush()
 
 
 def make_exit_reporter(
-    send: Callable[[str, object], None], leave: Callable[[int], Any], path: Path
+    send: Callable[[str, object], None], exit_process: Callable[[int], Any], path: Path
 ) -> Callable[[int], Any]:
     """Return a replacement for `os._exit`, which no `except` catches, that reports the calling line."""
     worker_pid = os.getpid()
@@ -279,14 +287,14 @@ def make_exit_reporter(
             frames = [frame for frame in traceback.extract_stack() if frame.filename == str(path)]
             where = f"{path}:{frames[-1].lineno}: " if frames else f"{path}: "
             send("left", f"{where}os._exit({status}): {EXITED}")
-        leave(status)
+        exit_process(status)
 
     return report
 
 
-def end_with_parent(leave: Callable[[int], Any]) -> None:
+def exit_with_parent(exit_process: Callable[[int], Any]) -> None:
     """End this process when its parent has ended, however that happened."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()
-        leave(1)
+        exit_process(1)

@@ -19,7 +19,7 @@ from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import TorchFunction, TorchRung
 
 Tensors = dict[str, torch.Tensor]
-MAX_MESSAGE = 300
+MAX_MESSAGE_LENGTH = 300
 """Maximum number of characters shown of gradcheck's message."""
 
 
@@ -36,7 +36,7 @@ class TorchChecker(CaseChecker):
     def _get_reference(self, case: Case) -> Reference:
         return self.reference
 
-    def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
+    def _check_properties(self, gate: Gate, path: Path, cases: list[Case]) -> None:
         """Run gradcheck in float64, on the smallest case, since it calls the function for every element.
         Raises GradcheckError."""
         interface = self.rung.functions[gate.id]
@@ -53,14 +53,14 @@ class TorchChecker(CaseChecker):
         tensors = {name: tensor.contiguous() for name, tensor in strided.items()}
         leaves = [tensors[name].requires_grad_() for name in interface.gradients]
 
-        def compute_outputs(*moved: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            arguments = {**tensors, **dict(zip(interface.gradients, moved, strict=True))}
+        def compute_outputs(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            arguments = {**tensors, **dict(zip(interface.gradients, leaves, strict=True))}
             return call_and_unpack(function, interface, arguments)[: len(interface.grad_outputs)]
 
         torch.autograd.gradcheck(compute_outputs, leaves)
 
     def _describe_error(self, error: Exception, path: Path) -> str:
-        return describe_exception(error, path, longest=MAX_MESSAGE)
+        return describe_exception(error, path, max_length=MAX_MESSAGE_LENGTH)
 
     def _compute_outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Tensors:
         interface = self.rung.functions[gate.id]
@@ -73,29 +73,29 @@ class TorchChecker(CaseChecker):
         return outputs
 
 
-def load_function(path: Path, requested: TorchFunction) -> Callable[..., object]:
+def load_function(path: Path, interface: TorchFunction) -> Callable[..., object]:
     """Return a gate's function from the file. Raises ValueError if the file does not define it."""
-    defined = load_module(path).get(requested.name)
+    defined = load_module(path).get(interface.name)
     if inspect.isclass(defined) and issubclass(defined, torch.autograd.Function):
         return defined.apply
     if not callable(defined):
-        raise ValueError(f"there is no function and no torch.autograd.Function {requested.name!r}")
+        raise ValueError(f"there is no function and no torch.autograd.Function {interface.name!r}")
     return defined
 
 
-def call_function(path: Path, requested: TorchFunction, tensors: Tensors) -> Tensors:
+def call_function(path: Path, interface: TorchFunction, tensors: Tensors) -> Tensors:
     """Return outputs and gradients by quantity. Raises ValueError for bad results or a changed input."""
     copies = {
-        name: tensors[name].detach().clone() for name in (*requested.arguments, *requested.grad_outputs)
+        name: tensors[name].detach().clone() for name in (*interface.arguments, *interface.grad_outputs)
     }
-    leaves = {name: tensors[name].requires_grad_() for name in requested.gradients}
-    returned = call_and_unpack(load_function(path, requested), requested, tensors)
-    results = {name: tensor.detach() for name, tensor in zip(requested.returns, returned, strict=True)}
+    leaves = {name: tensors[name].requires_grad_() for name in interface.gradients}
+    returned = call_and_unpack(load_function(path, interface), interface, tensors)
+    results = {name: tensor.detach() for name, tensor in zip(interface.returns, returned, strict=True)}
     if leaves:
-        incoming = [tensors[name] for name in requested.grad_outputs]
+        incoming = [tensors[name] for name in interface.grad_outputs]
         outputs = returned[: len(incoming)]
         gradients = call_autograd_grad(outputs, list(leaves.values()), incoming)
-        for (name, quantity), gradient in zip(requested.gradients.items(), gradients, strict=True):
+        for (name, quantity), gradient in zip(interface.gradients.items(), gradients, strict=True):
             if gradient is None:
                 raise ValueError(f"no gradient comes back for {name}: backward returns None in its place")
             results[quantity] = gradient
@@ -108,14 +108,14 @@ def call_function(path: Path, requested: TorchFunction, tensors: Tensors) -> Ten
 
 
 def call_and_unpack(
-    function: Callable[..., object], requested: TorchFunction, tensors: Tensors
+    function: Callable[..., object], interface: TorchFunction, tensors: Tensors
 ) -> tuple[torch.Tensor, ...]:
     """Call a gate's function and return its tensors. Raises ValueError for a wrong number or type."""
     returned = make_tuple(
-        function(*(tensors[name] for name in requested.arguments)), requested.name, len(requested.returns)
+        function(*(tensors[name] for name in interface.arguments)), interface.name, len(interface.returns)
     )
     outputs = tuple(value for value in returned if isinstance(value, torch.Tensor))
-    if len(outputs) != len(returned) or len(returned) != len(requested.returns):
-        count = len(requested.returns)
-        raise ValueError(f"{requested.name} should return {count} tensor{'s' * (count != 1)}")
+    if len(outputs) != len(returned) or len(returned) != len(interface.returns):
+        count = len(interface.returns)
+        raise ValueError(f"{interface.name} should return {count} tensor{'s' * (count != 1)}")
     return outputs

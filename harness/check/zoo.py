@@ -25,7 +25,7 @@ OPTIONAL_KEYS = {"old", "new", "story", "effect", "rung", "also", "cases", "sour
 
 
 @dataclass(frozen=True)
-class WrongKernel:
+class WrongSolution:
     """One edit of a puzzle's solution: in `file`, `old` becomes `new`, or the blank gets the provided code.
 
     A check must report its gate as wrong, with `mistake`, and no gate in `also` as correct. If `cases` is not
@@ -108,13 +108,13 @@ class WrongKernel:
         return text.replace(self.old, self.new)
 
 
-def load_wrong_kernels(puzzle: str) -> list[WrongKernel]:
+def load_wrong_solutions(puzzle: str) -> list[WrongSolution]:
     """Return every wrong solution of a puzzle, by name. Raises DamagedFile."""
     entries = sorted((roots.get_solutions() / puzzle / "wrong").glob("*.toml"))
     return [read_entry(path, puzzle) for path in entries]
 
 
-def read_entry(path: Path, puzzle: str) -> WrongKernel:
+def read_entry(path: Path, puzzle: str) -> WrongSolution:
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -126,4 +126,4 @@ def read_entry(path: Path, puzzle: str) -> WrongKernel:
         problems += [f"has an unknown key {', '.join(sorted(unknown))}"] if unknown else []
         raise DamagedFile(f"{path} {' and '.join(problems)}")
     also, cases = (tuple(entries.pop(key, ())) for key in ("also", "cases"))
-    return WrongKernel(puzzle, path.stem, also=also, cases=cases, **entries)
+    return WrongSolution(puzzle, path.stem, also=also, cases=cases, **entries)

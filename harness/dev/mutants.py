@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.check.zoo import WrongKernel
+from harness.check.zoo import WrongSolution
 from harness.learner import blanks
 from harness.learner.blanks import Blank
 from harness.learner.exercise import Exercise
@@ -55,11 +55,13 @@ class Mutant:
     new: str
     text: str
 
-    def make_wrong_kernel(self, exercise: Exercise) -> WrongKernel:
+    def make_wrong_kernel(self, exercise: Exercise) -> WrongSolution:
         rung = exercise.rung
         file = rung.source if isinstance(rung, MojoRung) else rung.file
         text = blanks.read_source(exercise.solution)
-        return WrongKernel(exercise.puzzle.name, "mutant", self.gate, "", file, text, self.text, rung=rung.id)
+        return WrongSolution(
+            exercise.puzzle.name, "mutant", self.gate, "", file, text, self.text, rung=rung.id
+        )
 
 
 def list_mutants(exercise: Exercise) -> list[Mutant]:

@@ -30,14 +30,14 @@ COMPILING_PTX_MESSAGE = "Compiling the Mojo kernels for the {} (seconds, on a bu
 
 def check(console: Console, options: Options) -> int:
     """Check each selected file, gate by gate or in a full run of the kernels; return the exit code."""
-    files, codes, data = options.per_file, list[int](), dict[str, dict[str, object]]()
+    files, codes, data = options.file_options, list[int](), dict[str, dict[str, object]]()
     for file in files:
-        rung = file.work.rung
-        has_headings = len(files) > 1 and not file.work.is_mojo
+        rung = file.exercise.rung
+        has_headings = len(files) > 1 and not file.exercise.is_mojo
         if has_headings:
             console.print(Text(f"{rung.label}:", style="bold"), soft_wrap=True)
-        if file.checks_gates:
-            gate_check = GateCheck(file.work, file.gate, file.cases, file.checker_options, file.verbose)
+        if file.is_gate_check:
+            gate_check = GateCheck(file.exercise, file.gate, file.cases, file.checker_options, file.verbose)
             code, data[rung.id] = gate_check.run(console)
         else:
             code, data[rung.id] = check_kernels(console, file)
@@ -104,14 +104,14 @@ class GateCheck:
         def print_first_results(results: list[GateResult]) -> None:
             print_lines(console, report.format_first_results(results))
 
-        checker = create_checker(self.exercise, at_terminal=True, **self.checker_options)
+        checker = create_checker(self.exercise, interactive=True, **self.checker_options)
         # Python code may print or stop in a debugger, so nothing else is written to the terminal.
-        with show_progress(console, ticking=is_mojo) if is_mojo or not gates else nullcontext():
+        with show_progress(console, auto_refresh=is_mojo) if is_mojo or not gates else nullcontext():
             return checker.check(
                 self.exercise.target,
                 gates,
                 self.cases,
-                on_first=print_first_results if gates and is_mojo else None,
+                on_first_case=print_first_results if gates and is_mojo else None,
             )
 
     def describe_run(self, dtype: object, seed: object) -> str:
@@ -135,7 +135,7 @@ def check_kernels(console: Console, options: Options) -> tuple[int, dict[str, ob
         on_compile, on_ready = make_compile_callbacks(console, bars)
         with runs.start_run(options, on_compile=on_compile, on_ready=on_ready) as run:
             report.write_report(console, run, verbose=options.verbose)
-    if options.work.is_learner_file and not options.dims and options.dtype == "float32":
+    if options.exercise.is_learner_file and not options.dims and options.dtype == "float32":
         progress = Progress.load()
         for gate, is_correct in runs.collect_gate_states(run).items():
             progress.record_result(f"{options.puzzle.name} {gate}", run.blanks[gate], is_correct)

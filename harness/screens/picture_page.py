@@ -57,8 +57,12 @@ def classify_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[st
             cell_states[element] = "extra"
         else:
             cell_states.setdefault(element, {"R": "read", "W": "written", "A": "added"}[learner_kinds[key]])
-    if picture.fault and picture.fault.element.tensor in cells and picture.fault.thread == thread:
-        cells[picture.fault.element.tensor][picture.fault.element.index] = "target"
+    if (
+        picture.root_cause
+        and picture.root_cause.element.tensor in cells
+        and picture.root_cause.thread == thread
+    ):
+        cells[picture.root_cause.element.tensor][picture.root_cause.element.index] = "target"
     return cells
 
 
@@ -144,7 +148,7 @@ def make_tensor_data(picture: Picture, name: str) -> dict:
     shape = list(picture.shapes.get(name) or [tensor.size])
     rows, columns = compute_grid_shape(shape, tensor.size)
     wrong = next((w for w in picture.wrong if w.quantity == name), None)
-    target = picture.fault.element if picture.fault else None
+    target = picture.root_cause.element if picture.root_cause else None
     return {
         "name": name,
         "space": tensor.space,

@@ -342,7 +342,7 @@ def check_further_cases(run: Run) -> Iterator[Line]:
         yield ""
         yield f"Checking {format_count(len(remaining), 'gate')} in further cases and in {LOW_PRECISION_DTYPE} (Virtual GPU)..."
         run.compute_gates()
-        names = ", ".join(result.gate.id for result in run.rejected)
+        names = ", ".join(result.gate.id for result in run.rejected_gates)
         yield f"   {STATES['wrong']}: {names}" if names else f"   {STATES['correct']}"
 
 
@@ -351,7 +351,7 @@ def format_wrong_gates(run: Run) -> Iterator[Line]:
     device_results = [
         r for device in run.devices for variant in device.variants.values() for r in variant.gates
     ]
-    for result in (*device_results, *run.rejected):
+    for result in (*device_results, *run.rejected_gates):
         if result.state == "wrong":
             yield ""
             yield from format_gate(result, run.options.puzzle, run.source, run.blanks)
@@ -502,11 +502,11 @@ def format_suffix(run: Run, names: Sequence[str]) -> str:
 def explain_failure(result: TensorResult) -> str:
     """Describe a failed comparison in one line."""
     index = list(result.worst)
-    if result.unwritten:
-        return f"{result.unwritten} elements were never written, the first wrong one at {index}"
-    if result.nonfinite:
+    if result.num_unwritten:
+        return f"{result.num_unwritten} elements were never written, the first wrong one at {index}"
+    if result.num_nonfinite:
         condition = "NaN or infinite where the reference is not (or the reverse)"
-        description = f"{result.nonfinite} elements are {condition}, one at {index}"
+        description = f"{result.num_nonfinite} elements are {condition}, one at {index}"
         return f"{description}: not a wrong gradient but a value that is none"
     times = f"{result.ratio:.3g} times PyTorch's own {result.baseline:.2e}"
     return f"error {result.error:.2e}, {times} (limit {result.limit:.2e}), worst at {index}"
@@ -545,7 +545,9 @@ def format_rerun_command(run: Run) -> str:
 
 
 GATE_RESULT = "state mistake hint lines=diagnosis summary"
-TENSOR_RESULT = "ok error pytorch_error=baseline limit difference nonfinite unwritten"
+TENSOR_RESULT = (
+    "ok error pytorch_error=baseline limit difference nonfinite=num_nonfinite unwritten=num_unwritten"
+)
 
 
 def select_attributes(value: object, names: str) -> dict[str, object]:
@@ -611,7 +613,7 @@ def make_json(run: Run) -> dict[str, Any]:
         "backward": run.options.backward,
         "exit_code": run.compute_exit_code(),
         "unsolved": run.unsolved,
-        "rejected": {result.gate.id: select_attributes(result, GATE_RESULT) for result in run.rejected},
+        "rejected": {result.gate.id: select_attributes(result, GATE_RESULT) for result in run.rejected_gates},
         "skipped": {s.kind: s.reason for s in run.skipped},
         "ledger": run.ledger
         and select_attributes(

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from harness.check.checker import Checker, RungChecker
 from harness.check.options import Options
-from harness.check.picture import Picture, take_picture
+from harness.check.picture import Picture, make_picture
 from harness.check.results import GateResult
 from harness.console import format_path, get_page_width
 from harness.errors import DamagedFile, Unsolved, UsageError, make_unknown_gate_error
@@ -36,7 +36,7 @@ RECORDING_MESSAGE = "Recording every access of your kernels and of the solution'
 
 def show(console: Console, options: Options) -> int:
     """Trace a gate's run, print its description and write its page; return 0 if it is correct, else 1."""
-    exercise, gate = options.work, options.show or options.gate
+    exercise, gate = options.exercise, options.show or options.gate
     if options.html:
         check_target("--html", options.html)
     package = exercise.load_package()
@@ -45,7 +45,7 @@ def show(console: Console, options: Options) -> int:
     console.width = width or console.width
     console.print(RECORDING_MESSAGE, soft_wrap=not width)
     checker = Checker(exercise.puzzle, **{**options.checker_options, "repeat": 1})
-    picture = take_picture(exercise.puzzle, package, selected_gate, cases=options.cases, checker=checker)
+    picture = make_picture(exercise.puzzle, package, selected_gate, cases=options.cases, checker=checker)
     for line in format_picture(picture, write_page(picture, options.html)):
         console.print(line, soft_wrap=bool(line.no_wrap) or not width)
     if options.json == "-":
@@ -62,7 +62,7 @@ def show_in_watch(
         find_kernel_gate(exercise.puzzle, gate)
         raise UsageError(f"{gate}: the {get_rung_name(exercise.rung.id)} rung has no kernel to show")
     reusable_checker = checker if isinstance(checker, Checker) else None
-    picture = take_picture(
+    picture = make_picture(
         exercise.puzzle, exercise.package, exercise.find_gate(gate), result=result, checker=reusable_checker
     )
     return list(format_picture(picture, write_page(picture)))
@@ -81,7 +81,7 @@ def format_picture(picture: Picture, page_path: Path | None = None) -> Iterator[
         if source and sentence.line != shown_line:
             yield Text(f"     {'   '.join(source)}", style="cyan")
         shown_line = sentence.line or shown_line
-    if dropped := picture.learner.accesses.dropped:
+    if dropped := picture.learner.accesses.num_dropped:
         yield Text(f"cut: {dropped:,} further accesses are not recorded", style="yellow")
     if page_path:  # an absolute path, so that terminals make it a link
         yield Text(f"step by step, in a browser: {format_path(page_path)}", style="dim", no_wrap=True)

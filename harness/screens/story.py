@@ -14,7 +14,7 @@ from harness.check.accesses import (
     count_sectors,
     unflatten_index,
 )
-from harness.check.blame import Fault
+from harness.check.blame import RootCause
 from harness.check.compare import format_distinct
 from harness.check.picture import Picture, WrongElements
 from harness.vgpu import Finding
@@ -42,9 +42,9 @@ def tell_story(picture: Picture) -> list[Sentence]:
         sentences.append(Sentence("finding", picture.learner.failure))
     if picture.finding:
         sentences += describe_finding(picture, picture.finding)
-    elif picture.fault:
-        sentences += describe_path(picture, picture.fault)
-        sentences += describe_cause(picture, picture.fault)
+    elif picture.root_cause:
+        sentences += describe_path(picture, picture.root_cause)
+        sentences += describe_cause(picture, picture.root_cause)
     return sentences
 
 
@@ -83,9 +83,9 @@ def find_step(picture: Picture, finding: Finding) -> int | None:
     return steps[0] if steps else None
 
 
-def describe_path(picture: Picture, error: Fault) -> Iterator[Sentence]:
+def describe_path(picture: Picture, error: RootCause) -> Iterator[Sentence]:
     """Yield the path from the wrong element to the fault: the threads that propagated a wrong value."""
-    for hop in error.hops:
+    for hop in error.chain:
         write, read = hop.write, hop.read
         yield Sentence(
             "way",
@@ -96,7 +96,7 @@ def describe_path(picture: Picture, error: Fault) -> Iterator[Sentence]:
         )
 
 
-def describe_cause(picture: Picture, error: Fault) -> Iterator[Sentence]:
+def describe_cause(picture: Picture, error: RootCause) -> Iterator[Sentence]:
     """Yield what the thread at fault does, and what it should have read."""
     name, element = format_thread(picture, error.thread), format_element(picture, error.element)
     run = picture.learner.accesses
@@ -123,7 +123,7 @@ def describe_cause(picture: Picture, error: Fault) -> Iterator[Sentence]:
     yield Sentence("fault", texts[error.kind], error.step, error.line or write_line)
 
 
-def describe_difference(picture: Picture, error: Fault) -> Iterator[Sentence]:
+def describe_difference(picture: Picture, error: RootCause) -> Iterator[Sentence]:
     """Yield how the reads, or the target of the write, differ from those of the solution's thread."""
     if error.kind == "place":
         element = format_element(picture, error.missing[0])

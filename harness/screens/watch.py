@@ -289,7 +289,7 @@ class Watch:
                 check.results = self.checker.check(
                     self.exercise.target,
                     [check.gate],
-                    on_first=lambda results: self.receive_first_results(check, results),
+                    on_first_case=lambda results: self.receive_first_results(check, results),
                 )
             self.needs_rerun |= (
                 self.exercise.read_blanks() != check.blanks

@@ -7,11 +7,11 @@ A checker is a class with this protocol; a puzzle may define one in its folder, 
 
         def check(
             self, path: Path, gates: GateIds = None, cases: Cases = None,
-            *, on_first: FirstCaseCallback = None,
+            *, on_first_case: FirstCaseCallback = None,
         ) -> list[GateResult]: ...
 
 `path` is the learner's file (for a Mojo rung, the op package), read again at every call; `gates` are ids, and
-`cases` default to the puzzle's own. A checker that runs case by case calls `on_first` with the results of the
+`cases` default to the puzzle's own. A checker that runs case by case calls `on_first_case` with the results of the
 first case before it runs the others; other checkers ignore it. `check` returns one
 `harness.check.results.GateResult` for each gate, in the rung's order: "unsolved" if the blank is untouched,
 else "correct" or "wrong", with the lines of a diagnosis and the id of the known mistake. It raises a

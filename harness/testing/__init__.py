@@ -12,21 +12,21 @@ from dataclasses import replace
 import torch
 
 from harness.check.gradients import DTYPES, Message, describe_error, get_dtype_name
-from harness.check.measured import ReferenceRaised
+from harness.check.measured import InvalidReference
 from harness.devices.custom_ops import MojoOps, Worker, finish_all
-from harness.testing.names import name_mistake
-from harness.testing.problem import Entry, Problem, Run, check_arguments, make_problem, require
-from harness.testing.report import Report, Tried
-from harness.testing.tries import ALONE, MAY_REFUSE, TRIES, Check, NotHere, is_accepted
+from harness.testing.names import identify_mistake
+from harness.testing.problem import AnyFunction, InputSpec, Problem, check_arguments, make_problem, require
+from harness.testing.report import CheckResult, Report
+from harness.testing.tries import CHECKS, MAY_REFUSE, REFERENCE_EXEMPT, Check, NotApplicable, is_accepted
 
-__all__ = ["TRIES", "MojoOps", "Report", "check_backward"]
+__all__ = ["CHECKS", "MojoOps", "Report", "check_backward"]
 
 
 def check_backward(
-    function: Run,
+    function: AnyFunction,
     *,
-    reference: Run,
-    inputs: Mapping[str, Entry],
+    reference: AnyFunction,
+    inputs: Mapping[str, InputSpec],
     dtypes: Sequence[torch.dtype] = DTYPES,
     leave_out: Collection[str] = (),
     only: Collection[str] | None = None,
@@ -49,7 +49,7 @@ def check_backward(
     ...         return dy * weight, (dy * x).mean(0)
     >>> shapes = {"x": ("N", "H"), "weight": ("H",)}
     >>> report = check_backward(Scale.apply, reference=torch.mul, inputs=shapes, only=["plain"])
-    >>> print(report.wrong[0].said)
+    >>> print(report.wrong[0].message)
     odd sizes: the gradient of weight at [0]: got 0.702737, expected 2.10821, off by 6.7e-01 of the largest element
     >>> print(report.mistake)
     the gradient of weight is the mean over N, and should be the sum
@@ -74,9 +74,9 @@ def check_backward(
         ValueError: If an argument is invalid, a try is unknown, or the reference rejects the inputs.
     """
     check_arguments(function, reference, inputs, dtypes, saved)
-    may_refuse = TRIES if allow_refusal is True else MAY_REFUSE if allow_refusal is False else allow_refusal
-    only = TRIES if only is None else only
-    chosen = choose_tries(dtypes, leave_out=leave_out, only=only, allow_refusal=may_refuse)
+    may_refuse = CHECKS if allow_refusal is True else MAY_REFUSE if allow_refusal is False else allow_refusal
+    only = CHECKS if only is None else only
+    selected = select_checks(dtypes, leave_out=leave_out, only=only, allow_refusal=may_refuse)
     start = time.perf_counter()
     finish_all()  # discard findings of earlier functions
     problem = make_problem(function, reference, inputs, dtypes, device, saved, subgradients=subgradients)
@@ -84,64 +84,70 @@ def check_backward(
     problem = replace(problem, dtypes=tuple(accepted))
     device_name = "the virtual GPU (sm_90a)" if Worker.workers else device
     where = f"{get_dtype_name(problem.dtypes[0])} on {device_name}"
-    tries: list[Tried] = []
+    results: list[CheckResult] = []
     mistake: str | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in chosen:
-            if name != "races and memory" and tries and (tries[0].name, tries[0].state) == ("plain", "wrong"):
+        for name in selected:
+            if (
+                name != "races and memory"
+                and results
+                and (results[0].name, results[0].state) == ("plain", "wrong")
+            ):
                 continue  # they would only repeat the error
-            tried = make_try(name, TRIES[name], problem, name != "plain" and name in may_refuse)
+            result = run_check(name, CHECKS[name], problem, name != "plain" and name in may_refuse)
             if message := find_lost_context(problem.device):
-                tries.append(Tried(name, "wrong", f"the CUDA context is lost: {message}"))
+                results.append(CheckResult(name, "wrong", f"the CUDA context is lost: {message}"))
                 break  # every further call would raise
-            tries.append(tried)
-            line = tried.said
-            if mistake is None and isinstance(line, Message) and line.evidence and name != "written between":
-                mistake = name_mistake(problem, line.evidence)
+            results.append(result)
+            line = result.message
+            if mistake is None and isinstance(line, Message) and line.call and name != "written between":
+                mistake = identify_mistake(problem, line.call)
     finish_all()
-    return Report(tries, where, mistake or "", tuple(problem.notes), time.perf_counter() - start)
+    return Report(results, where, mistake or "", tuple(problem.notes), time.perf_counter() - start)
 
 
-def choose_tries(dtypes: Sequence[torch.dtype], **options: Collection[str]) -> list[str]:
+def select_checks(dtypes: Sequence[torch.dtype], **options: Collection[str]) -> list[str]:
     """Return the names of the tries to make; raise ValueError if one is unknown or none is left."""
     for option, names in options.items():
-        fits = isinstance(names, Collection) and not isinstance(names, str)
-        require(fits, option, names, "a list of names of tries")
-        if unknown := [str(name) for name in names if name not in [*TRIES]]:
-            raise ValueError(f"there is no try {', '.join(unknown)}; there are {', '.join(TRIES)}")
-    left_out = {*options["leave_out"], *(get_dtype_name(dtype) for dtype in DTYPES if dtype not in dtypes)}
-    chosen = [name for name in TRIES if name in options["only"] and name not in left_out]
-    if not chosen:
+        is_valid = isinstance(names, Collection) and not isinstance(names, str)
+        require(is_valid, option, names, "a list of names of tries")
+        if unknown := [str(name) for name in names if name not in [*CHECKS]]:
+            raise ValueError(f"there is no try {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+    excluded = {*options["leave_out"], *(get_dtype_name(dtype) for dtype in DTYPES if dtype not in dtypes)}
+    selected = [name for name in CHECKS if name in options["only"] and name not in excluded]
+    if not selected:
         raise ValueError("no try is left: see only, leave_out and dtypes")
-    return chosen
+    return selected
 
 
-def make_try(name: str, check: Check, problem: Problem, may_refuse: bool) -> Tried:
+def run_check(name: str, check: Check, problem: Problem, may_refuse: bool) -> CheckResult:
     """Run one try and return its result; raise ValueError if the reference raises in `plain`."""
-    problem.dropped.clear()
+    problem.not_compared.clear()
     try:
         line = check(problem)
-    except NotHere as reason:
-        return Tried(name, "not here", str(reason))
-    except ReferenceRaised as error:
+    except NotApplicable as reason:
+        return CheckResult(name, "not here", str(reason))
+    except InvalidReference as error:
         if name == "plain":
             raise
-        return Tried(name, "dropped", str(error))
+        return CheckResult(name, "dropped", str(error))
     except Exception as error:
-        about, text = vars(error), describe_error(error)
-        text += f" ({about['call']})" if "call" in about else ""
-        if may_refuse and "is_refusal" in about:
-            return Tried(name, "refused", text)
-        line = f"it raises {text}" if "is_refusal" in about else f"its backward pass raises {text}"
-    if line and name not in ALONE and problem.function is not problem.reference:
-        itself = replace(problem, function=problem.reference, module=None, dropped={}, notes=[])
-        if make_try(name, check, itself, may_refuse=False).state == "wrong":
-            return Tried(name, "dropped", "the reference does not pass it either")
-    if not line and problem.dropped:
-        notes = (f"{name} (PyTorch's own error is {error:.0e})" for name, error in problem.dropped.items())
-        return Tried(name, "dropped", "; ".join(notes))
-    return Tried(name, "wrong", line) if line else Tried(name, "right")
+        attributes, text = vars(error), describe_error(error)
+        text += f" ({attributes['call']})" if "call" in attributes else ""
+        if may_refuse and "is_refusal" in attributes:
+            return CheckResult(name, "refused", text)
+        line = f"it raises {text}" if "is_refusal" in attributes else f"its backward pass raises {text}"
+    if line and name not in REFERENCE_EXEMPT and problem.function is not problem.reference:
+        self_check = replace(problem, function=problem.reference, module=None, not_compared={}, notes=[])
+        if run_check(name, check, self_check, may_refuse=False).state == "wrong":
+            return CheckResult(name, "dropped", "the reference does not pass it either")
+    if not line and problem.not_compared:
+        notes = (
+            f"{name} (PyTorch's own error is {error:.0e})" for name, error in problem.not_compared.items()
+        )
+        return CheckResult(name, "dropped", "; ".join(notes))
+    return CheckResult(name, "wrong", line) if line else CheckResult(name, "right")
 
 
 def find_lost_context(device: str) -> str:

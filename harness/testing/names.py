@@ -9,19 +9,28 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.check.gradients import Evidence, Tensors, are_equal, compute_outputs, describe_error, ones_like
-from harness.check.measured import get_float_dtype, get_floor, make_leaf, widen
+from harness.check.gradients import (
+    CheckedCall,
+    Tensors,
+    are_equal,
+    compute_outputs,
+    describe_error,
+    ones_like,
+)
+from harness.check.measured import get_float_dtype, get_floor, make_leaf, to_float64_leaves
 from harness.puzzles.p21.known import KNOWN
 from harness.testing.problem import Problem, resolve_sizes
 
 
-def name_mistake(problem: Problem, evidence: Evidence) -> str:
+def identify_mistake(problem: Problem, call: CheckedCall) -> str:
     """Describe the mistake in the first wrong gradient; "" if no mistake fits, or several do."""
-    e = evidence
-    numbers = [i for i, t in enumerate(e.inputs) if t.requires_grad]
-    numbers = [-1] * (len(e.got) - len(numbers)) + numbers
-    each = (WrongGradient(problem, e, *item) for item in zip(e.names, numbers, e.got, e.truth, strict=True))
-    wrong = next((item for item in each if not item.equals(item.truth)), None)
+    e = call
+    input_indices = [i for i, t in enumerate(e.inputs) if t.requires_grad]
+    input_indices = [-1] * (len(e.got) - len(input_indices)) + input_indices
+    gradients = (
+        WrongGradient(problem, e, *item) for item in zip(e.names, input_indices, e.got, e.truth, strict=True)
+    )
+    wrong = next((item for item in gradients if not item.equals(item.truth)), None)
     if not wrong:
         return ""
     try:
@@ -30,7 +39,7 @@ def name_mistake(problem: Problem, evidence: Evidence) -> str:
         return f"the function raises {describe_error(error)} in a second run"
     if not are_equal(runs[0], runs[1], 1e-2):
         return "the function gives another result in a second run"
-    if wrong.number < 0:
+    if wrong.input_index < 0:
         return ""
     descriptions = set(wrong.find_known()) or set(wrong.find_general())
     return f"{wrong.name} {descriptions.pop()}" if len(descriptions) == 1 else ""
@@ -41,9 +50,9 @@ class WrongGradient:
     """The wrong gradient of input `number` in a call, or a wrong output if `number` is -1."""
 
     problem: Problem
-    evidence: Evidence
+    call: CheckedCall
     name: str
-    number: int
+    input_index: int
     got: Tensor
     truth: Tensor
 
@@ -52,32 +61,37 @@ class WrongGradient:
         a, b = self.got.double(), other.double()
         if a.shape != b.shape or not b.numel() or not (a.isfinite() & b.isfinite()).all():
             return False
-        limit = 20 * get_floor(get_float_dtype(self.evidence.inputs)) * b.abs().max().clamp(min=1e-6)
+        limit = 20 * get_floor(get_float_dtype(self.call.inputs)) * b.abs().max().clamp(min=1e-6)
         return bool(((a - b).abs() <= limit).all())
 
     def find_known(self) -> Iterator[str]:
         """Yield known mistakes that produce this gradient, of ops whose formula produces the correct one."""
-        inputs, dy = [t.detach() for t in widen(self.evidence.inputs)], self.evidence.incoming[0].double()
-        for number, formula, wrongs in KNOWN:
+        inputs, dy = (
+            [t.detach() for t in to_float64_leaves(self.call.inputs)],
+            self.call.grad_outputs[0].double(),
+        )
+        for number, formula, mistakes in KNOWN:
             with contextlib.suppress(Exception):  # the formula does not accept these inputs
-                if number == self.number and replace(self, got=formula(inputs, dy)).equals(self.truth):
-                    for wrong, description in wrongs.items():
+                if number == self.input_index and replace(self, got=formula(inputs, dy)).equals(self.truth):
+                    for wrong, description in mistakes.items():
                         if self.equals(formula(inputs, dy, wrong)):
                             yield f"equals the reference {description}"
 
     def find_general(self) -> Iterator[str]:
         """Yield general mistakes that produce this gradient."""
-        e = self.evidence
+        e = self.call
         if not self.got.any():
             yield "is 0 everywhere"
             return
-        ones = self.is_right_for(ones_like(e.incoming))
-        if ones:
+        right_for_ones = self.is_right_for(ones_like(e.grad_outputs))
+        if right_for_ones:
             yield "is right for a gradient of ones coming in, not for this one"
-        if not (ones and all(g.numel() == 1 for g in e.incoming)) and (description := self.describe_factor()):
+        if not (right_for_ones and all(g.numel() == 1 for g in e.grad_outputs)) and (
+            description := self.describe_factor()
+        ):
             yield description
-        flat = [read_as_contiguous(g) for g in e.incoming]
-        moved = any(g.stride() != f.stride() for g, f in zip(e.incoming, flat, strict=True))
+        flat = [read_as_contiguous(g) for g in e.grad_outputs]
+        moved = any(g.stride() != f.stride() for g, f in zip(e.grad_outputs, flat, strict=True))
         if moved and self.is_right_for(flat):
             yield "reads the gradient that comes in as if it were contiguous"
         if self.got.dim() > 1 and self.equals(self.truth.mT):
@@ -86,9 +100,9 @@ class WrongGradient:
         for name, other in zip(e.names[-count:], e.truth[-count:], strict=True):
             if other is not self.truth and self.equals(other):
                 yield f"is {name}"
-        ranks = [g.dim() for g in e.incoming]
+        ranks = [g.dim() for g in e.grad_outputs]
         for axis in range(max(ranks) - 1 if all(ranks) else 0):
-            first = [g.clone() for g in e.incoming]
+            first = [g.clone() for g in e.grad_outputs]
             for g in first:
                 g.movedim(min(axis, g.dim() - 1), 0)[1:] = 0
             if self.is_right_for(first):
@@ -96,20 +110,22 @@ class WrongGradient:
 
     def is_right_for(self, incoming: Tensors) -> bool:
         """Check whether the gradient is correct for a different incoming gradient."""
-        inputs = widen(self.evidence.inputs)
+        inputs = to_float64_leaves(self.call.inputs)
         outputs = [t for t in compute_outputs(self.problem.reference, inputs) if t.requires_grad]
         arguments = [g.double() for g in incoming]
-        (gradient,) = torch.autograd.grad(outputs, [inputs[self.number]], arguments, materialize_grads=True)
+        (gradient,) = torch.autograd.grad(
+            outputs, [inputs[self.input_index]], arguments, materialize_grads=True
+        )
         return self.equals(gradient)
 
     def describe_factor(self) -> str:
         """Describe a constant factor, where possible as a product of named sizes; "" if there is none."""
         largest = self.truth.abs().argmax()
         factor = (self.got.double().flatten()[largest] / self.truth.flatten()[largest]).item()
-        unfit = not factor or not math.isfinite(factor) or math.isclose(factor, 1, rel_tol=1e-6)
-        if unfit or not self.equals(factor * self.truth):
+        is_trivial = not factor or not math.isfinite(factor) or math.isclose(factor, 1, rel_tol=1e-6)
+        if is_trivial or not self.equals(factor * self.truth):
             return ""
-        axes = resolve_sizes(self.problem.sizes[0], self.problem.free).items()
+        axes = resolve_sizes(self.problem.sizes[0], self.problem.size_names).items()
         sizes = {name: math.prod(each) for name, each in axes}
         for names in itertools.chain(itertools.combinations(sizes, 1), itertools.combinations(sizes, 2)):
             product = math.prod(sizes[name] for name in names)

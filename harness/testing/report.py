@@ -6,21 +6,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["right", "wrong", "refused", "dropped", "not here"]
-WIDTH, LINES, SHOWN = 100, 3, 6  # characters per line, lines per try, further wrong tries with a line
+MAX_WIDTH, MAX_LINES, MAX_SHOWN = (
+    100,
+    3,
+    6,
+)  # characters per line, lines per try, further wrong tries with a line
 
 
 @dataclass(frozen=True)
-class Tried:
+class CheckResult:
     """The result of one try; `said` is the error, the refusal's message, or why the try was dropped."""
 
     name: str
     state: State
-    said: str = ""
+    message: str = ""
 
 
-def part(count: int, made: int) -> str:
+def format_part(count: int, total: int) -> str:
     """Describe `count` of the `made` tries."""
-    return f"{count} of {made} tries" if made > 1 else ("no try", "the only try")[count]
+    return f"{count} of {total} tries" if total > 1 else ("no try", "the only try")[count]
 
 
 @dataclass(frozen=True)
@@ -34,22 +38,22 @@ class Report:
         notes: Observations that are reported but not required.
     """
 
-    tries: Sequence[Tried]
+    results: Sequence[CheckResult]
     where: str
     mistake: str = ""
     notes: Sequence[str] = ()
-    seconds: float = 0.0
+    duration_s: float = 0.0
 
     @property
     def ok(self) -> bool:
         return not self.wrong
 
     @property
-    def wrong(self) -> list[Tried]:
-        return self.of("wrong")
+    def wrong(self) -> list[CheckResult]:
+        return self.select("wrong")
 
-    def of(self, state: State) -> list[Tried]:
-        return [tried for tried in self.tries if tried.state == state]
+    def select(self, state: State) -> list[CheckResult]:
+        return [result for result in self.results if result.state == state]
 
     def raise_if_wrong(self) -> None:
         """Raise AssertionError, with the report as its message, if any try is wrong."""
@@ -58,20 +62,27 @@ class Report:
             raise AssertionError(f"\n{self}")
 
     def __str__(self) -> str:
-        count, where = len(self.tries) - len(self.of("not here")), f"{self.where}, {self.seconds:.1f} s"
+        count, where = (
+            len(self.results) - len(self.select("not here")),
+            f"{self.where}, {self.duration_s:.1f} s",
+        )
         if self.wrong:
-            head, *others = self.wrong
-            lines = [f"WRONG: {head.said}", f"   in the try '{head.name}'"]
+            first, *others = self.wrong
+            lines = [f"WRONG: {first.message}", f"   in the try '{first.name}'"]
             lines += [f"   {self.mistake}"] * bool(self.mistake)
-            only = "; no other was made: they would say the same" * (head.name == "plain")
-            lines.append(f"wrong in {part(len(self.wrong), count)}, {where}{only}")
-            lines += [f"   {tried.name}: {tried.said}" for tried in others[:SHOWN]]
-            lines += [f"   and {', '.join(tried.name for tried in others[SHOWN:])}"] * bool(others[SHOWN:])
+            only = "; no other was made: they would say the same" * (first.name == "plain")
+            lines.append(f"wrong in {format_part(len(self.wrong), count)}, {where}{only}")
+            lines += [f"   {tried.name}: {tried.message}" for tried in others[:MAX_SHOWN]]
+            lines += [f"   and {', '.join(tried.name for tried in others[MAX_SHOWN:])}"] * bool(
+                others[MAX_SHOWN:]
+            )
         else:
-            lines = [f"right in {part(len(self.of('right')), count)}, {where}"]
-        unjudged = (*self.of("refused"), *self.of("dropped"))
-        lines += [f"{tried.state}: {tried.name}: {tried.said}" for tried in unjudged]
+            lines = [f"right in {format_part(len(self.select('right')), count)}, {where}"]
+        undecided = (*self.select("refused"), *self.select("dropped"))
+        lines += [f"{tried.state}: {tried.name}: {tried.message}" for tried in undecided]
         lines += [f"noted: {'; '.join(dict.fromkeys(self.notes))}"] * bool(self.notes)
-        filled = [textwrap.fill(line, WIDTH, subsequent_indent="   ", max_lines=LINES) for line in lines]
-        right = f"right: {', '.join(tried.name for tried in self.of('right')) or 'nothing'}"
-        return "\n".join([*filled, textwrap.fill(right, WIDTH, subsequent_indent="   ")])
+        filled = [
+            textwrap.fill(line, MAX_WIDTH, subsequent_indent="   ", max_lines=MAX_LINES) for line in lines
+        ]
+        right = f"right: {', '.join(tried.name for tried in self.select('right')) or 'nothing'}"
+        return "\n".join([*filled, textwrap.fill(right, MAX_WIDTH, subsequent_indent="   ")])

@@ -18,7 +18,7 @@ from harness.check.gradients import (
     DTYPES,
     Edit,
     Function,
-    Incoming,
+    MakeGradOutputs,
     Tensors,
     are_equal,
     compute_gradients,
@@ -26,21 +26,23 @@ from harness.check.gradients import (
     get_dtype_name,
     list_leaves,
     ones_like,
-    pull_back,
     random_like,
     report_excess,
+    run_backward,
 )
-from harness.check.measured import ReferenceRaised, compare
+from harness.check.measured import InvalidReference, compare
 from harness.devices.custom_ops import finish_all
-from harness.testing.problem import LARGE, WIDE, Problem, bind_parameters, mark_refusals
+from harness.testing.problem import LARGE_SIZE, MODEL_WIDTH, Problem, bind_parameters, mark_refusals
 
-COARSE = 1e-6  # tolerance for inputs so large that any formula loses digits: only NaN and infinity matter
-NARROW = (torch.bfloat16, torch.float16)
+COARSE_FLOOR = (
+    1e-6  # tolerance for inputs so large that any formula loses digits: only NaN and infinity matter
+)
+LOW_PRECISION_DTYPES = (torch.bfloat16, torch.float16)
 Check = Callable[[Problem], str | None]
-ORDINARY = attrgetter("sizes")  # all ordinary kinds of sizes of a problem
+get_ordinary_sizes = attrgetter("sizes")  # all ordinary kinds of sizes of a problem
 
 
-class NotHere(Exception):
+class NotApplicable(Exception):
     """This try does not apply to the function or the machine."""
 
 
@@ -51,63 +53,65 @@ def is_accepted(problem: Problem, dtype: torch.dtype) -> bool:
         return False
 
 
-def refuse_bad_index(problem: Problem, sizes: str) -> None:
-    """Raise ReferenceRaised for indices into an empty tensor, which PyTorch on a GPU reads out of bounds."""
+def reject_bad_index(problem: Problem, sizes: str) -> None:
+    """Raise InvalidReference for indices into an empty tensor, which PyTorch on a GPU reads out of bounds."""
     if problem.device == "cpu" or not sizes.startswith("0 "):
         return
     inputs = problem.inputs(sizes)
     index = any(t.numel() and not t.is_floating_point() and t.dtype != torch.bool for t in inputs)
     if index and any(t.is_floating_point() and not t.numel() for t in inputs):
-        raise ReferenceRaised("an index into an empty tensor may end the GPU's context")
+        raise InvalidReference("an index into an empty tensor may end the GPU's context")
 
 
 def compare_calls(
-    words: str,
+    message: str,
     *,
-    at: Callable[[Problem], Sequence[str]] = lambda problem: problem.sizes[:1],
+    select_sizes: Callable[[Problem], Sequence[str]] = lambda problem: problem.sizes[:1],
     dtypes: Callable[[Problem], Sequence[torch.dtype]] = lambda problem: problem.dtypes[:1],
     edit: Edit | None = None,
-    **setting: Any,
+    **options: Any,
 ) -> Check:
     """Return a try of one kind of call at the sizes `at`; `words` is a template for {sizes} and {dtype}."""
 
     def check(problem: Problem) -> str | None:
-        kinds, tried = at(problem), dtypes(problem)
-        if not kinds or not tried or (edit and not problem.movable):
-            lacks = "no input is made here" if kinds else "no size has a name"
-            raise NotHere(lacks if tried else "the function does not take the dtype")
-        raised: list[Exception] = []
-        for sizes, dtype in itertools.product(kinds, tried):
-            text = words.format(sizes=sizes, dtype=get_dtype_name(dtype))
-            text += f" in {get_dtype_name(dtype)}" * (dtype != problem.dtypes[0] and "{dtype}" not in words)
+        all_sizes, all_dtypes = select_sizes(problem), dtypes(problem)
+        if not all_sizes or not all_dtypes or (edit and not problem.editable):
+            missing = "no input is made here" if all_sizes else "no size has a name"
+            raise NotApplicable(missing if all_dtypes else "the function does not take the dtype")
+        errors: list[Exception] = []
+        for sizes, dtype in itertools.product(all_sizes, all_dtypes):
+            text = message.format(sizes=sizes, dtype=get_dtype_name(dtype))
+            text += f" in {get_dtype_name(dtype)}" * (dtype != problem.dtypes[0] and "{dtype}" not in message)
             try:
-                refuse_bad_index(problem, sizes)
-                if line := report_excess(compare(problem, sizes, dtype=dtype, edit=edit, **setting), text):
+                reject_bad_index(problem, sizes)
+                if line := report_excess(compare(problem, sizes, dtype=dtype, edit=edit, **options), text):
                     return line
             except Exception as error:
                 vars(error).setdefault("call", text)
-                if "is_refusal" not in vars(error) and not isinstance(error, ReferenceRaised):
+                if "is_refusal" not in vars(error) and not isinstance(error, InvalidReference):
                     raise
-                raised.append(error)
-        if raised:
-            raise raised[0]
+                errors.append(error)
+        if errors:
+            raise errors[0]
         return None
 
     return check
 
 
-def any_of(*each: Check) -> Check:
-    return lambda problem: next(filter(None, (check(problem) for check in each)), None)
+def combine(*members: Check) -> Check:
+    return lambda problem: next(filter(None, (check(problem) for check in members)), None)
 
 
-def list_sizes(size: int, *together: str) -> Callable[[Problem], list[str]]:
-    return lambda problem: [f"{size} for {name}" for name in (*problem.free, *together) if problem.free]
+def list_sizes(size: int, *extra_names: str) -> Callable[[Problem], list[str]]:
+    return lambda problem: [
+        f"{size} for {name}" for name in (*problem.size_names, *extra_names) if problem.size_names
+    ]
 
 
 def check_ordinary(problem: Problem) -> str | None:
     """Compare values and gradients at all ordinary sizes, for random incoming gradients and for ones."""
-    return any_of(*(
-        compare_calls(f"{sizes} sizes{words}", at=lambda _, sizes=sizes: [sizes], incoming=incoming)
+    return combine(*(
+        compare_calls(f"{sizes} sizes{words}", select_sizes=lambda _, sizes=sizes: [sizes], make_grad_outputs=incoming)
         for sizes in problem.sizes for incoming, words in ((random_like, ""), (ones_like, ", a gradient of ones"))
     ))(problem)  # fmt: skip
 
@@ -115,21 +119,21 @@ def check_ordinary(problem: Problem) -> str | None:
 def check_huge(problem: Problem) -> str | None:
     """Compare at the largest inputs for which the reference is finite in the same dtype."""
     for power in (100, 60, 30, 12, 7):
-        scaled: Edit = lambda t, by=2.0**power: t * by  # noqa: E731
-        inputs = problem.edit_inputs(problem.inputs(), scaled)
+        scale_up: Edit = lambda t, by=2.0**power: t * by  # noqa: E731
+        inputs = problem.edit_inputs(problem.inputs(), scale_up)
         results = [*compute_outputs(problem.reference, inputs)]
         results += compute_gradients(problem.reference, inputs, random_like)
         if all(t.isfinite().all() for t in results):
-            return compare_calls(f"with inputs about 2^{power}", edit=scaled, floor=COARSE)(problem)
-    raise NotHere("the reference is finite for no large input")
+            return compare_calls(f"with inputs about 2^{power}", edit=scale_up, floor=COARSE_FLOOR)(problem)
+    raise NotApplicable("the reference is finite for no large input")
 
 
-def among(*dtypes: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
+def select_dtypes(*dtypes: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
     """Return a function that lists those of `dtypes` that a problem's function accepts."""
     return lambda problem: [dtype for dtype in problem.dtypes if dtype in dtypes]
 
 
-def list_paths(*narrow: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
+def select_kernel_dtypes(*narrow: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
     """Return a function that picks the dtypes whose kernels may differ: the widest, float32 and `narrow`."""
     return lambda problem: [d for d in problem.dtypes if d in (problem.dtypes[0], torch.float32, *narrow)]
 
@@ -140,26 +144,26 @@ LAYOUTS: dict[str, Edit] = {  # those that transposes, slices, chunks and expand
     "behind an offset, as from chunk": lambda t: torch.cat((t, t))[len(t) :] if t.dim() else t,
     EXPANDED: lambda t: t[:1].expand(t.shape) if t.dim() and len(t) else t,
 }
-INCOMING: dict[str, Incoming] = {  # gradients that are not contiguous
+INCOMING: dict[str, MakeGradOutputs] = {  # gradients that are not contiguous
     **{name: checks.make_strided_gradients(lay) for name, lay in LAYOUTS.items()},
-    "one number, as from sum": checks.expand_one,
+    "one number, as from sum": checks.make_expanded_gradients,
 }
 
 
 def check_layouts(problem: Problem) -> str | None:
     """Compare with non-contiguous inputs, all at once and one at a time."""
-    for (name, lay), number in itertools.product(LAYOUTS.items(), (None, *range(len(problem.names)))):
-        selected = problem.movable or () if name == EXPANDED else range(len(problem.names))
-        change = checks.change_layout(lay, [i for i in selected if number in (None, i)])
+    for (name, layout), number in itertools.product(LAYOUTS.items(), (None, *range(len(problem.names)))):
+        selected = problem.editable or () if name == EXPANDED else range(len(problem.names))
+        change = checks.change_layout(layout, [i for i in selected if number in (None, i)])
         label = "the inputs" if number is None else problem.get_input_name(number)
-        if line := compare_calls(f"for another layout of {label} ({name})", change=change)(problem):
+        if line := compare_calls(f"for another layout of {label} ({name})", transform_inputs=change)(problem):
             return line
     return None
 
 
-def add_twice(outputs: Tensors, inputs: list[Tensor], incoming: Tensors) -> list[Tensor]:
+def accumulate_twice(outputs: Tensors, inputs: list[Tensor], grad_outputs: Tensors) -> list[Tensor]:
     for _ in range(2):
-        torch.autograd.backward(outputs, [g.clone() for g in incoming], retain_graph=True)
+        torch.autograd.backward(outputs, [g.clone() for g in grad_outputs], retain_graph=True)
     return [torch.zeros_like(t) if t.grad is None else t.grad.to_dense() / 2 for t in list_leaves(inputs)]
 
 
@@ -172,7 +176,7 @@ def check_alternating_calls(problem: Problem) -> str | None:
 
     def pull(*call: Any) -> list[Tensor]:
         call_others()
-        grads = pull_back(*call)
+        grads = run_backward(*call)
         call_others()
         return grads
 
@@ -181,13 +185,15 @@ def check_alternating_calls(problem: Problem) -> str | None:
     call_others()
     if not are_equal(outputs, copies):
         return "a later call overwrites an earlier result"
-    return compare_calls("where other calls come between the passes and after them", pull=pull)(problem)
+    return compare_calls("where other calls come between the passes and after them", run_backward_pass=pull)(
+        problem
+    )
 
 
-def pull_used(outputs: Tensors, inputs: list[Tensor], incoming: Tensors) -> list[Tensor]:
+def run_backward_for_used(outputs: Tensors, inputs: list[Tensor], grad_outputs: Tensors) -> list[Tensor]:
     """Return the gradients of a loss over only the outputs whose incoming gradient is not 0."""
-    used = [i for i, g in enumerate(incoming) if g.any()]
-    return pull_back([outputs[i] for i in used], inputs, [incoming[i] for i in used])
+    used = [i for i, g in enumerate(grad_outputs) if g.any()]
+    return run_backward([outputs[i] for i in used], inputs, [grad_outputs[i] for i in used])
 
 
 def check_some_outputs(problem: Problem) -> str | None:
@@ -195,10 +201,10 @@ def check_some_outputs(problem: Problem) -> str | None:
     outputs = compute_outputs(problem.reference, problem.inputs())
     differentiable = [i for i, t in enumerate(outputs) if t.requires_grad]
     if len(differentiable) < 2:
-        raise NotHere("one output has a gradient")
-    return any_of(*(
-        compare_calls(f"where only output {output_index} is used", pull=pull_used,
-                      incoming=lambda out, k=k: [g * (i == k) for i, g in enumerate(random_like(out))])
+        raise NotApplicable("one output has a gradient")
+    return combine(*(
+        compare_calls(f"where only output {output_index} is used", run_backward_pass=run_backward_for_used,
+                      make_grad_outputs=lambda out, k=k: [g * (i == k) for i, g in enumerate(random_like(out))])
         for k, output_index in enumerate(differentiable)
     ))(problem)  # fmt: skip
 
@@ -214,7 +220,7 @@ def run_inside(context: Callable[[str], AbstractContextManager[object]], functio
 @contextlib.contextmanager
 def use_another_stream(device: str) -> Iterator[None]:
     if device == "cpu":
-        raise NotHere("a CPU has no streams")
+        raise NotApplicable("a CPU has no streams")
     stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
@@ -226,7 +232,7 @@ def check_compiled(problem: Problem) -> str | None:
     torch.compiler.reset()
     inner: Function = getattr(problem.function, "__wrapped__", problem.function)  # without our wrapper
     graph = mark_refusals(torch.compile(inner, fullgraph=True, backend="aot_eager"))
-    return compare_calls("under torch.compile", around=lambda _: graph)(problem)
+    return compare_calls("under torch.compile", wrap=lambda _: graph)(problem)
 
 
 def check_no_grad(problem: Problem) -> str | None:
@@ -238,9 +244,9 @@ def check_no_grad(problem: Problem) -> str | None:
 
 def check_deepcopy(problem: Problem) -> str | None:
     if not isinstance(problem.module, torch.nn.Module):
-        raise NotHere("the function is not a module")
+        raise NotApplicable("the function is not a module")
     call = mark_refusals(bind_parameters(copy.deepcopy(problem.module), problem.parameters))
-    return compare_calls("in a deep copy of the module", around=lambda _: call)(problem)
+    return compare_calls("in a deep copy of the module", wrap=lambda _: call)(problem)
 
 
 def need_float64(check: checks.Check) -> Check:
@@ -248,7 +254,7 @@ def need_float64(check: checks.Check) -> Check:
 
     def run(problem: Problem) -> str | None:
         if torch.float64 not in problem.dtypes:
-            raise NotHere("the function does not take float64")
+            raise NotApplicable("the function does not take float64")
         return check(replace(problem, dtypes=(torch.float64,)))
 
     return run
@@ -268,88 +274,88 @@ def check_memory(problem: Problem) -> str | None:
     return checks.memory_saved.__wrapped__(problem)
 
 
-def note_held(problem: Problem) -> None:
+def note_ctx_tensors(problem: Problem) -> None:
     """Note a tensor stored on ctx, which saved-tensor hooks miss, although it may be correct."""
     if line := checks.held_by_ctx.__wrapped__(problem):
         problem.notes.append(line)
 
 
-def report_faults(_: Problem) -> str | None:
+def report_findings(_: Problem) -> str | None:
     """Report the virtual GPU's findings in Mojo ops: races, wrong addresses, reads of unwritten memory."""
     if (findings := finish_all()) is None:
-        raise NotHere("no Mojo op ran on the virtual GPU")
+        raise NotApplicable("no Mojo op ran on the virtual GPU")
     return "; ".join([*findings[:2], *([f"and {len(findings) - 2} more"] if findings[2:] else [])]) or None
 
 
-ALONE = ("memory kept", "held by ctx", "races and memory")  # the reference need not pass these
+REFERENCE_EXEMPT = ("memory kept", "held by ctx", "races and memory")  # the reference need not pass these
 MAY_REFUSE = ("second derivative", "written between")  # a refusal is as good as a correct result
-TRIES: dict[str, Check] = {  # in the order of a report
+CHECKS: dict[str, Check] = {  # in the order of a report
     "plain": check_ordinary,
     "written to": checks.inputs_unchanged.__wrapped__,
     "outputs with a gradient": checks.differentiable_outputs.__wrapped__,
-    **{get_dtype_name(d): compare_calls("in {dtype} ({sizes})", at=ORDINARY, dtypes=lambda _, d=d: [d]) for d in DTYPES},
+    **{get_dtype_name(d): compare_calls("in {dtype} ({sizes})", select_sizes=get_ordinary_sizes, dtypes=lambda _, d=d: [d]) for d in DTYPES},
     "means far from 0": compare_calls("with means far from 0", edit=lambda t: t + 30),  # squares lose half the digits
-    "tiny variance": compare_calls("with rows that hardly vary", edit=lambda t: 3 + t * 1e-3, alone=True, dtypes=list_paths()),
+    "tiny variance": compare_calls("with rows that hardly vary", edit=lambda t: 3 + t * 1e-3, first_only=True, dtypes=select_kernel_dtypes()),
     "ties": compare_calls("with many equal numbers", edit=torch.round),
-    "zeros": compare_calls("where an input is exactly 0", edit=checks.put_number(0.0)),
-    "negative zero": compare_calls("where an input is -0.0", edit=checks.put_number(-0.0)),
-    "far": any_of(*(
-        compare_calls(f"with inputs whose exp is {exp}", edit=lambda t, far=far: t + far, least=1.0, floor=COARSE, dtypes=list_paths())
-        for far, exp in ((checks.FAR, "infinite"), (-checks.FAR, "0"))
+    "zeros": compare_calls("where an input is exactly 0", edit=checks.set_every_nth(0.0)),
+    "negative zero": compare_calls("where an input is -0.0", edit=checks.set_every_nth(-0.0)),
+    "far": combine(*(
+        compare_calls(f"with inputs whose exp is {exp}", edit=lambda t, far=far: t + far, min_scale=1.0, floor=COARSE_FLOOR, dtypes=select_kernel_dtypes())
+        for far, exp in ((checks.EXP_LIMIT, "infinite"), (-checks.EXP_LIMIT, "0"))
     )),
     "huge": check_huge,
-    "NaN": compare_calls("where an input is NaN", edit=checks.put_number(torch.nan, 7)),
-    "infinity": compare_calls("where an input is infinite", edit=checks.put_number(torch.inf, 7)),
-    "negative infinity": compare_calls("where an input is -inf", edit=checks.put_number(-torch.inf, 7)),
-    "infinite gradient": any_of(*(
-        compare_calls("where infinity comes in", incoming=checks.send_infinity(part))
+    "NaN": compare_calls("where an input is NaN", edit=checks.set_every_nth(torch.nan, 7)),
+    "infinity": compare_calls("where an input is infinite", edit=checks.set_every_nth(torch.inf, 7)),
+    "negative infinity": compare_calls("where an input is -inf", edit=checks.set_every_nth(-torch.inf, 7)),
+    "infinite gradient": combine(*(
+        compare_calls("where infinity comes in", make_grad_outputs=checks.make_infinite_gradients(part))
         for part in (lambda g: g.view(-1)[:1], lambda g: g[:1], lambda g: g.view(-1)[::2])
     )),
     "sums that cancel": compare_calls(
-        "where sums of {dtype} cancel ({sizes})", at=lambda problem: [*list_sizes(64)(problem)[:1], "odd"][:1],
-        dtypes=among(*NARROW), incoming=checks.cancel_in_sums, steady=True,
+        "where sums of {dtype} cancel ({sizes})", select_sizes=lambda problem: [*list_sizes(64)(problem)[:1], "odd"][:1],
+        dtypes=select_dtypes(*LOW_PRECISION_DTYPES), make_grad_outputs=checks.make_cancelling_gradients, reorder_only=True,
     ),
     "following gradient": compare_calls("for a gradient that follows the result",
-        incoming=lambda out: [t.detach() + g / 8 for t, g in zip(out, random_like(out), strict=True)]),
+        make_grad_outputs=lambda out: [t.detach() + g / 8 for t, g in zip(out, random_like(out), strict=True)]),
     "frozen inputs": checks.frozen_inputs.__wrapped__,
     "layout of inputs": check_layouts,
-    "layout of the gradient": any_of(
+    "layout of the gradient": combine(
         *(
-            compare_calls(f"for a gradient that is not contiguous ({name}) ({{sizes}})", at=ORDINARY, dtypes=list_paths(*NARROW), incoming=incoming)
+            compare_calls(f"for a gradient that is not contiguous ({name}) ({{sizes}})", select_sizes=get_ordinary_sizes, dtypes=select_kernel_dtypes(*LOW_PRECISION_DTYPES), make_grad_outputs=incoming)
             for name, incoming in INCOMING.items()
         ),
         *(
-            compare_calls(f"where inputs and gradient are not contiguous ({name})", change=checks.change_layout(lay), incoming=INCOMING[name])
+            compare_calls(f"where inputs and gradient are not contiguous ({name})", transform_inputs=checks.change_layout(lay), make_grad_outputs=INCOMING[name])
             for name, lay in LAYOUTS.items() if name != EXPANDED  # it would change the inputs' values
         ),
     ),
-    "size 1": compare_calls("where a size is 1 ({sizes})", at=list_sizes(1, "all")),
-    "larger than a block": any_of(
-        compare_calls("at a larger size ({sizes})", dtypes=list_paths(*NARROW), at=list_sizes(64)),  # rows of whole vectors
-        compare_calls("at a larger size ({sizes})", dtypes=list_paths(), at=list_sizes(LARGE)),
-        compare_calls("at a larger size ({sizes})", at=lambda problem: list_sizes(WIDE)(problem)[-1:])),
+    "size 1": compare_calls("where a size is 1 ({sizes})", select_sizes=list_sizes(1, "all")),
+    "larger than a block": combine(
+        compare_calls("at a larger size ({sizes})", dtypes=select_kernel_dtypes(*LOW_PRECISION_DTYPES), select_sizes=list_sizes(64)),  # rows of whole vectors
+        compare_calls("at a larger size ({sizes})", dtypes=select_kernel_dtypes(), select_sizes=list_sizes(LARGE_SIZE)),
+        compare_calls("at a larger size ({sizes})", select_sizes=lambda problem: list_sizes(MODEL_WIDTH)(problem)[-1:])),
     "thousands of rows": compare_calls(
-        "over thousands of rows of {dtype} ({sizes})", at=lambda problem: ["tall"] * bool(problem.free),
-        dtypes=lambda problem: [problem.dtypes[0], *among(*NARROW)(problem)[:1]],
-        edit=lambda t: t + 2, incoming=lambda out: [g + 2 for g in random_like(out)],
+        "over thousands of rows of {dtype} ({sizes})", select_sizes=lambda problem: ["tall"] * bool(problem.size_names),
+        dtypes=lambda problem: [problem.dtypes[0], *select_dtypes(*LOW_PRECISION_DTYPES)(problem)[:1]],
+        edit=lambda t: t + 2, make_grad_outputs=lambda out: [g + 2 for g in random_like(out)],
     ),
     "graph used twice": checks.second_backward.__wrapped__,
-    "added to existing": compare_calls("where gradients are added to existing ones", pull=add_twice),
+    "added to existing": compare_calls("where gradients are added to existing ones", run_backward_pass=accumulate_twice),
     "written between": checks.written_between.__wrapped__,
     "two calls": checks.two_calls.__wrapped__,
     "alternating calls": check_alternating_calls,
     "some outputs": check_some_outputs,
     "checkpoint": checks.under_checkpoint.__wrapped__,
-    "save_on_cpu": compare_calls("under save_on_cpu", around=partial(run_inside, lambda _: torch.autograd.graph.save_on_cpu())),
+    "save_on_cpu": compare_calls("under save_on_cpu", wrap=partial(run_inside, lambda _: torch.autograd.graph.save_on_cpu())),
     "no_grad": check_no_grad,
     "autocast": compare_calls(
-        "under autocast in bfloat16, for which there are torch.amp.custom_fwd and custom_bwd", dtypes=among(torch.float32),
-        around=partial(run_inside, lambda device: torch.autocast(device, torch.bfloat16)), within=torch.bfloat16),
+        "under autocast in bfloat16, for which there are torch.amp.custom_fwd and custom_bwd", dtypes=select_dtypes(torch.float32),
+        wrap=partial(run_inside, lambda device: torch.autocast(device, torch.bfloat16)), autocast_dtype=torch.bfloat16),
     "compile": check_compiled,
     "deepcopy": check_deepcopy,
-    "another stream": compare_calls("on another stream", around=partial(run_inside, use_another_stream),
-        at=lambda problem: [*list_sizes(LARGE)(problem)[:1], "odd"][:1]),
-    "size 0": compare_calls("where a size is 0 ({sizes})", at=list_sizes(0)),
+    "another stream": compare_calls("on another stream", wrap=partial(run_inside, use_another_stream),
+        select_sizes=lambda problem: [*list_sizes(LARGE_SIZE)(problem)[:1], "odd"][:1]),
+    "size 0": compare_calls("where a size is 0 ({sizes})", select_sizes=list_sizes(0)),
     "second derivative": lambda problem: report_excess(
         mark_refusals(checks.compare_second_derivatives, RuntimeError)(problem),
         "the gradient of a gradient is wrong; @once_differentiable would refuse it",
@@ -358,6 +364,6 @@ TRIES: dict[str, Check] = {  # in the order of a report
     "random directions": need_float64(checks.random_directions.__wrapped__),
     "repeat": note_repeat,
     "memory kept": check_memory,
-    "held by ctx": note_held,
-    "races and memory": report_faults,
+    "held by ctx": note_ctx_tensors,
+    "races and memory": report_findings,
 }  # fmt: skip

@@ -189,7 +189,7 @@ def test_keys_step_a_drawing_without_turning_the_page(browser, site):
 def test_link_opens_its_row_and_click_shows_the_lines(browser, site):
     from harness.check import zoo
 
-    first, second = [wrong.name for wrong in zoo.load_wrong_kernels("p22")][:2]
+    first, second = [wrong.name for wrong in zoo.load_wrong_solutions("p22")][:2]
     browser.open(site / "puzzle_22/museum.html")
     browser.run(f"location.hash = '{first}'")
     lines = "document.querySelectorAll('#{} pre code .hljs-addition').length"

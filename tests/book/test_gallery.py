@@ -23,7 +23,7 @@ def pages() -> dict[str, str]:
 
 def test_each_wrong_solution_is_on_its_page_and_in_the_chart(pages):
     for puzzle in list_puzzle_names():
-        names = [wrong.name for wrong in zoo.load_wrong_kernels(puzzle)]
+        names = [wrong.name for wrong in zoo.load_wrong_solutions(puzzle)]
         page, gallery = f"puzzle_{puzzle.removeprefix('p')}/museum.md", pages[f"museum_{puzzle}.md"]
         assert f"generated/museum_{puzzle}.md" in (BOOK / "src" / page).read_text()
         rows = re.findall(r'<tr id="(\w+)"><td><details data-exhibit="(\w+)">', gallery)
@@ -40,7 +40,7 @@ def test_gallery_shows_ten_entries_with_details(pages):
     for puzzle in list_puzzle_names():
         page = pages[f"museum_{puzzle}.md"]
         assert page.count('<div class="exhibit">') == 10
-        assert sorted(read_entries(page)) == [wrong.name for wrong in zoo.load_wrong_kernels(puzzle)]
+        assert sorted(read_entries(page)) == [wrong.name for wrong in zoo.load_wrong_solutions(puzzle)]
         script = page.split('id="exhibits">')[1].split("</script>")[0]
         assert not re.search(r"[<$`]|\\\\|\{\{", script), "the preprocessor or browser would interpret it"
         assert '<code class="language-diff">' not in page.replace(script, ""), (
@@ -62,7 +62,7 @@ def test_table_row_has_thread_check_and_lines(pages):
 def test_error_is_computed_on_the_hardest_inputs():
     from book.build import museum
 
-    (wrong,) = [wrong for wrong in zoo.load_wrong_kernels("p22") if wrong.name == "dx_mean_term_doubled"]
+    (wrong,) = [wrong for wrong in zoo.load_wrong_solutions("p22") if wrong.name == "dx_mean_term_doubled"]
     puzzle, sizes = museum.find_puzzle("p22"), []
     for case in puzzle.list_cases(None):
         a = {
@@ -90,7 +90,7 @@ def test_provided_wrong_code_is_shown_as_the_edit():
     from book.build import museum
 
     (blank,) = [
-        wrong for wrong in zoo.load_wrong_kernels("p21") if wrong.name == "softmax_probabilities_twice"
+        wrong for wrong in zoo.load_wrong_solutions("p21") if wrong.name == "softmax_probabilities_twice"
     ]
     assert not blank.old
     lines = museum.lines(blank).splitlines()
@@ -101,15 +101,17 @@ def test_provided_wrong_code_is_shown_as_the_edit():
 def test_outdated_edit_fails_the_build(monkeypatch):
     from book.build import museum
 
-    stale = replace(zoo.load_wrong_kernels("p22")[0], old="a line that was rewritten")
-    monkeypatch.setattr(zoo, "load_wrong_kernels", lambda puzzle: [stale])
+    stale = replace(zoo.load_wrong_solutions("p22")[0], old="a line that was rewritten")
+    monkeypatch.setattr(zoo, "load_wrong_solutions", lambda puzzle: [stale])
     with pytest.raises(DamagedFile, match="no longer applies"):
         museum.page("p22")
 
 
 def test_sources_are_permanent_links():
     sources = {
-        wrong.name: wrong.source for puzzle in list_puzzle_names() for wrong in zoo.load_wrong_kernels(puzzle)
+        wrong.name: wrong.source
+        for puzzle in list_puzzle_names()
+        for wrong in zoo.load_wrong_solutions(puzzle)
     }
     assert [
         name for name, source in sources.items() if re.search(r"/(tree|blob)/(?![0-9a-f]{40}/)", source)
@@ -165,7 +167,7 @@ def test_recorded_losses_are_reproducible():
     for row in record.rows("museum_curves"):
         if row["seed"] == str(w.SEEDS[0]):
             recorded.setdefault(row["bug"], []).append((float(row["right"]), float(row["wrong"])))
-    kernels = {wrong.name: pair for wrong in zoo.load_wrong_kernels("p22") if (pair := w.chosen(wrong))}
+    kernels = {wrong.name: pair for wrong in zoo.load_wrong_solutions("p22") if (pair := w.chosen(wrong))}
     differing = {name for name, pair in kernels.items() if w.losses(*pair, steps=3) != w.losses(steps=3)}
     assert differing == set(recorded), "run `python -m book.measure museum_curves`"
     expected = w.windows(w.losses())
@@ -185,7 +187,7 @@ def test_wrong_run_differs_only_in_the_checked_gradient():
     from book.measure import wrong_training as w
 
     known, spoiled = unwrap(
-        w.chosen(next(k for k in zoo.load_wrong_kernels("p22") if k.name == "dx_variance_term_dropped"))
+        w.chosen(next(k for k in zoo.load_wrong_solutions("p22") if k.name == "dx_variance_term_dropped"))
     )
     assert spoiled == {"grad_input"}
     assert w.losses(known, set(), steps=5) == w.losses(steps=5)

@@ -16,7 +16,7 @@ from book.measure.gradient_edits import row
 from book.measure.hunt_versions import versions
 from harness.puzzles.p21.hunt import USUAL
 from harness.puzzles.p27.autograd import Model
-from harness.testing import TRIES
+from harness.testing import CHECKS
 from harness.toolchain.roots import CHECKOUT
 
 needs_browser = pytest.mark.skipif(
@@ -74,7 +74,7 @@ def test_each_bug_has_six_edits_including_the_solution():
 def test_page_names_the_existing_checks():
     assert tuple(USUAL) == gradcheck_matrix.USUAL
     page = (CHECKOUT / "book/src" / GRADCHECK).with_suffix(".md").read_text(encoding="utf-8")
-    assert f"makes up to {len(TRIES)} *tries*" in page
+    assert f"makes up to {len(CHECKS)} *tries*" in page
 
 
 def test_correct_functions_pass_every_call_and_reports_have_their_functions():

@@ -77,7 +77,7 @@ def expand_wrong_list(text: str) -> str:
 
 def test_page_counts_the_wrong_solutions_of_its_gates():
     solutions = [
-        wrong for wrong in zoo.load_wrong_kernels("p20") if (wrong.rung, wrong.gate) == ("derive", "edges")
+        wrong for wrong in zoo.load_wrong_solutions("p20") if (wrong.rung, wrong.gate) == ("derive", "edges")
     ]
     assert len(
         solutions
@@ -88,7 +88,7 @@ def test_page_counts_the_wrong_solutions_of_its_gates():
 
 def test_page_does_not_count_provided_wrong_code():
     solutions = [
-        wrong for wrong in zoo.load_wrong_kernels("p20") if (wrong.rung, wrong.gate) == ("", "softmax")
+        wrong for wrong in zoo.load_wrong_solutions("p20") if (wrong.rung, wrong.gate) == ("", "softmax")
     ]
     provided = [wrong.name for wrong in solutions if not wrong.is_in_blank]
     assert "softmax_largest_from_zero" in provided, "the provided code of softmax's largest"

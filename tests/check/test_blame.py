@@ -15,7 +15,7 @@ from harness.check.accesses import (
     count_bank_conflicts,
     count_sectors,
 )
-from harness.check.blame import Fault, find_fault
+from harness.check.blame import RootCause, find_root_cause
 from harness.learner.blanks import Blank
 from harness.vgpu import Events
 from harness.vgpu.checks.events import Step, Tensor
@@ -70,8 +70,8 @@ def make_run(*launches) -> Accesses:
     return Accesses(launches, Source(Path(FILE), {"b": BLANK}))
 
 
-def require_fault(actual: Accesses, expected: Accesses, element: Element) -> Fault:
-    return unwrap(find_fault(actual, expected, element))
+def require_fault(actual: Accesses, expected: Accesses, element: Element) -> RootCause:
+    return unwrap(find_root_cause(actual, expected, element))
 
 
 def copy_x(values, *, line=11, read=0, write=0, tensor="x"):
@@ -182,7 +182,7 @@ def test_fault_is_traced_through_launches_and_shared_memory():
         return make_run(first, second)
 
     fault = require_fault(make_launches(1), make_launches(0), Element("y", 1))
-    assert [hop.read.element for hop in fault.hops] == [Element("scratch", 1), Element("tile", 5, 0, 0)]
+    assert [hop.read.element for hop in fault.chain] == [Element("scratch", 1), Element("tile", 5, 0, 0)]
     assert (fault.kind, fault.thread) == ("element", Thread(0, 0, 3))
     assert fault.missing == (Element("x", 3),) and fault.extra[0].element == Element("x", 2)
 
@@ -200,7 +200,7 @@ def test_trace_can_visit_an_element_twice():
 
     fault = require_fault(make_run(double(4.0)), make_run(double(1.5)), Element("y", 0))
     assert (fault.kind, fault.thread, fault.got, fault.expected) == ("value", Thread(0, 0, 1), 4.0, 1.5)
-    assert [hop.write.thread for hop in fault.hops] == [Thread(0, 0, 0)]
+    assert [hop.write.thread for hop in fault.chain] == [Thread(0, 0, 0)]
 
 
 def test_shared_memory_is_separate_for_each_block():
@@ -229,7 +229,7 @@ def test_reads_in_another_blank_are_ignored():
 
 
 def test_unwritten_element():
-    assert find_fault(make_run(copy_x(X)), make_run(copy_x(X)), Element("y", 7)) is None
+    assert find_root_cause(make_run(copy_x(X)), make_run(copy_x(X)), Element("y", 7)) is None
 
 
 @pytest.mark.parametrize(("stride", "extra"), [(1, 0), (2, 1), (32, 31), (33, 0), (0, 0)])

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 from harness.check.compare import (
     EPSILON,
     compare,
-    compute_allowance,
     compute_relative_error,
     compute_spread_in_ulps,
+    compute_tolerance_factor,
     describe_wrong_bits,
     format_distinct,
     format_got_and_expected,
@@ -73,17 +73,17 @@ def test_error_is_relative_to_the_largest_element():
 
 
 def test_allowance_scales_only_the_baseline_error():
-    result = compare_lists([5.5], [4.0], baseline=[4.5], allowance=3.0)
+    result = compare_lists([5.5], [4.0], baseline=[4.5], tolerance_factor=3.0)
     assert result.limit == 0.75 + 2.0**-21 and result.ok
     assert not compare_lists([5.5], [4.0], baseline=[4.5]).ok
-    assert not compare_lists([4.1], [4.0], allowance=8.0).ok
+    assert not compare_lists([4.1], [4.0], tolerance_factor=8.0).ok
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 1), (64, 1), (256, 2), (1024, 4), (4096, 8), (70000, 8)])
 def test_allowance_grows_with_square_root_of_rows(rows, expected):
-    assert compute_allowance(True, rows) == expected
-    assert compute_allowance(False, rows) == 1
-    result = compare_lists([2.0], [1.0], allowance=compute_allowance(True, rows))
+    assert compute_tolerance_factor(True, rows) == expected
+    assert compute_tolerance_factor(False, rows) == 1
+    result = compare_lists([2.0], [1.0], tolerance_factor=compute_tolerance_factor(True, rows))
     assert json.dumps([result.ok, result.limit]) == f"[false, {result.limit}]"
 
 
@@ -99,36 +99,36 @@ def test_error_is_relative_to_terms_if_they_cancel():
     """16-bit kernels compute in float32, so the limit is a float32 ulp."""
     for dtype in DTYPES:
         smallest = 2.0**-46 if dtype == "float64" else 2.0**-21
-        result = compare_lists([0.0, 50 * smallest], [0.0, 0.0], dtype=dtype, terms=50.0)
+        result = compare_lists([0.0, 50 * smallest], [0.0, 0.0], dtype=dtype, term_magnitude=50.0)
         assert result.ok and result.error == smallest
-        assert not compare_lists([0.0, 51 * smallest], [0.0, 0.0], dtype=dtype, terms=50.0).ok
+        assert not compare_lists([0.0, 51 * smallest], [0.0, 0.0], dtype=dtype, term_magnitude=50.0).ok
         # Smaller terms have a smaller limit.
-        assert not compare_lists([0.0, smallest], [0.0, 0.0], dtype=dtype, terms=0.5).ok
+        assert not compare_lists([0.0, smallest], [0.0, 0.0], dtype=dtype, term_magnitude=0.5).ok
 
 
 def test_baseline_error_is_relative_to_terms():
-    result = compare_lists([0.75], [0.0], baseline=[0.25], terms=8.0)
+    result = compare_lists([0.75], [0.0], baseline=[0.25], term_magnitude=8.0)
     assert (result.error, result.baseline, result.limit) == (0.09375, 0.03125, 0.0625 + 2.0**-21)
-    assert not result.ok and compare_lists([-0.5], [0.0], baseline=[0.25], terms=8.0).ok
+    assert not result.ok and compare_lists([-0.5], [0.0], baseline=[0.25], term_magnitude=8.0).ok
 
 
 def test_truth_below_rounding_of_the_terms_counts_as_zero():
-    assert compare_lists([3e-14], [1e-14], terms=10.0).ok
-    assert not compare_lists([3e-5], [1e-14], terms=10.0).ok
+    assert compare_lists([3e-14], [1e-14], term_magnitude=10.0).ok
+    assert not compare_lists([3e-5], [1e-14], term_magnitude=10.0).ok
 
 
 @settings(deadline=None)  # a busy machine
 @given(st.floats(1e-6, 1e3), st.floats(-1e3, 1e3), st.floats(1e-3, 1e3), st.sampled_from(DTYPES))
 def test_terms_are_ignored_if_truth_exceeds_their_rounding(truth, got, terms, dtype):
     assume(truth >= terms * 2.0**-23)
-    assert compare_lists([got], [truth], dtype=dtype, terms=terms) == compare_lists(
+    assert compare_lists([got], [truth], dtype=dtype, term_magnitude=terms) == compare_lists(
         [got], [truth], dtype=dtype
     )
 
 
 @pytest.mark.parametrize("terms", [NAN, INF, 0.0])
 def test_invalid_terms_are_ignored(terms):
-    assert compare_lists([1e-6], [0.0], terms=terms) == compare_lists([1e-6], [0.0])
+    assert compare_lists([1e-6], [0.0], term_magnitude=terms) == compare_lists([1e-6], [0.0])
 
 
 SINGLE_COLUMN = Case("one column", "", (2, 3, 1, 4), "hard")
@@ -144,19 +144,19 @@ def test_dx_of_one_column_passes_with_and_without_fma(puzzle, seeds):
         contracted = values["rstd"] * (unrounded - values["g"]).astype(float32)
         truth = reference.get_truth(SINGLE_COLUMN, make_cpu_target())["grad_input"]
         baseline = reference.get_baseline(SINGLE_COLUMN, make_cpu_target())["grad_input"]
-        terms = reference.get_terms(SINGLE_COLUMN)["grad_input"]
+        terms = reference.get_term_magnitudes(SINGLE_COLUMN)["grad_input"]
         assert np.abs(truth).max() < 1e-10 and terms == pytest.approx(
             2 * np.abs(values["rstd"] * values["g"]).max(), rel=1e-5
         )
         assert np.any(contracted)
         for got in (values["grad_input"], contracted):
-            assert compare(got.astype(np.float64), truth, baseline, "float32", terms=terms).ok
+            assert compare(got.astype(np.float64), truth, baseline, "float32", term_magnitude=terms).ok
         for factor in (0, 1 + 2.0**-16, 0.999, 2.0):  # a wrong mean c2, even by a small factor
             values = compute_float32(
                 reference.get_arrays(SINGLE_COLUMN), c2=lambda values, k=factor: float32(k) * values["g"]
             )
             assert not compare(
-                values["grad_input"].astype(np.float64), truth, baseline, "float32", terms=terms
+                values["grad_input"].astype(np.float64), truth, baseline, "float32", term_magnitude=terms
             ).ok
 
 
@@ -166,9 +166,9 @@ def test_puzzle_has_no_cancelling_case(puzzle):
     for case in puzzle.list_cases(None):
         truth = reference.get_truth(case, make_cpu_target())["grad_input"]
         if np.isfinite(truth).all():
-            assert np.abs(truth).max() > 1e-3 * reference.get_terms(case)["grad_input"], case.name
+            assert np.abs(truth).max() > 1e-3 * reference.get_term_magnitudes(case)["grad_input"], case.name
         else:
-            assert not reference.get_terms(case), case.name
+            assert not reference.get_term_magnitudes(case), case.name
 
 
 # ---- Edges --------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_empty_tensors_pass():
 )
 def test_nonfinite_difference_fails(got, truth):
     result = compare_lists([1.0, got, 3.0], [1.0, truth, 3.0])
-    assert not result.ok and result.nonfinite == 1 and result.worst == (1,)
+    assert not result.ok and result.num_nonfinite == 1 and result.worst == (1,)
     assert result.error == 0, "finite elements are equal"
 
 
@@ -216,9 +216,9 @@ def test_nan_in_baseline_does_not_raise_the_limit():
 
 
 def test_unwritten_element_fails_for_any_value():
-    result = compare_lists([1.0, 2.0], [1.0, 2.0], poison=np.array([False, True]))
-    assert not result.ok and result.unwritten == 1
-    assert compare_lists([1.0, 2.0], [1.0, 2.0], poison=np.array([False, False])).ok
+    result = compare_lists([1.0, 2.0], [1.0, 2.0], unwritten_mask=np.array([False, True]))
+    assert not result.ok and result.num_unwritten == 1
+    assert compare_lists([1.0, 2.0], [1.0, 2.0], unwritten_mask=np.array([False, False])).ok
 
 
 def test_poison_is_a_nan_and_is_detected():

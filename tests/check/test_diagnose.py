@@ -42,7 +42,7 @@ def make_evidence(case, quantity, got, unwritten=None):
     got = np.asarray(got, np.float32).astype(np.float64)
     unwritten = np.zeros(expected.shape, bool) if unwritten is None else unwritten
     baseline = expected.astype(np.float32).astype(np.float64)
-    result = compare(got, expected, baseline, "float32", poison=unwritten)
+    result = compare(got, expected, baseline, "float32", unwritten_mask=unwritten)
     return Evidence(case, arrays, got, expected, unwritten, result)
 
 
@@ -169,7 +169,7 @@ def test_dropped_or_propagated_nan_is_named(case):
         expected = get_truth(case, quantity)
         if not np.isfinite(expected).all():
             dropped = make_evidence(case, quantity, np.where(np.isfinite(expected), expected, 0.5))
-            assert dropped.result.nonfinite and not dropped.result.ok
+            assert dropped.result.num_nonfinite and not dropped.result.ok
             named.add(d.diagnose(PUZZLE, quantity, [dropped], gate="dx").mistake)
         if np.isfinite(expected).any():
             propagated = make_evidence(case, quantity, np.full(expected.shape, np.nan))
@@ -375,7 +375,12 @@ def test_consequences_of_an_out_of_bounds_access_are_omitted():
     out_of_bounds = make_finding("out-of-bounds load")
     consequences = [*map(make_finding, ("uninitialised read", "global race", "output never written"))]
     other_kernel = make_finding("global race", kernel="another")
-    assert d.drop_effects([*consequences, out_of_bounds, other_kernel]) == [out_of_bounds, other_kernel]
-    assert d.drop_effects(consequences) == consequences, "without an out-of-bounds access they are causes"
+    assert d.drop_secondary_findings([*consequences, out_of_bounds, other_kernel]) == [
+        out_of_bounds,
+        other_kernel,
+    ]
+    assert d.drop_secondary_findings(consequences) == consequences, (
+        "without an out-of-bounds access they are causes"
+    )
     divergence = make_finding("barrier divergence")
-    assert d.drop_effects([divergence, *consequences]) == [divergence]
+    assert d.drop_secondary_findings([divergence, *consequences]) == [divergence]

@@ -9,7 +9,7 @@ from recordings import make_order
 from typed import make_stub
 
 from harness.check import source_faults
-from harness.check.checker import Checker, add_owning_blank
+from harness.check.checker import Checker, add_blank_note
 from harness.check.results import GateResult
 from harness.console import receive_progress
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
@@ -214,7 +214,7 @@ def test_first_case_is_reported_before_the_others_run(checker, puzzle, solution,
 
     monkeypatch.setattr(checker, "_record", lambda *_: {"float32": None})
     monkeypatch.setattr("harness.check.grading.Grader.grade_gates", return_case_count)
-    (result,) = checker.check(solution, ["dx"], on_first=lambda first: reported.append(first[0].gate))
+    (result,) = checker.check(solution, ["dx"], on_first_case=lambda first: reported.append(first[0].gate))
     assert (result.gate, reported, checked) == (cases, [1], [1, cases])
 
 
@@ -227,7 +227,7 @@ def test_first_compile_is_announced_as_slow(has_plans, puzzle, solution, monkeyp
     if has_plans:
         monkeypatch.setattr("harness.devices.recorder._read_plans", lambda order: ("", {}))
     else:
-        monkeypatch.setattr("harness.devices.recorder.read_text", lambda file: None)
+        monkeypatch.setattr("harness.devices.recorder.read_cached_text", lambda file: None)
     messages: list[str] = []
     with receive_progress(messages.append), pytest.raises(CompileFailed):
         Checker(puzzle).check(solution, ["dW"])
@@ -264,11 +264,11 @@ def test_error_outside_blanks_is_explained_by_double_index(puzzle, solution, tmp
     by_id = blanks.find_blanks(source.read_text())
     message = f"it does not compile\nerror: failed to run the pass manager\nalso {source}:1:4: error: function instantiation failed"
     error = CompileFailed(message, "all of it")
-    explained = add_owning_blank(error, source, by_id, ["db"])
+    explained = add_blank_note(error, source, by_id, ["db"])
     assert str(explained).splitlines()[-1].endswith("takes both indices at once, `dy[row, o]`")
     assert f"   -> line {by_id['db'].line + 1}: " in str(explained) and explained.details == "all of it"
     solution_source = solution.path / puzzle.source
     assert (
-        add_owning_blank(error, solution_source, blanks.find_blanks(solution_source.read_text()), ["db"])
+        add_blank_note(error, solution_source, blanks.find_blanks(solution_source.read_text()), ["db"])
         is error
     )

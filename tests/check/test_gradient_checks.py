@@ -213,7 +213,7 @@ class MarkedOutput(SecondOutput):
         return outputs
 
 
-MEMORY = {"saved": lambda x, scale: 4 * (x.numel() + scale.numel())}
+MEMORY = {"expected_saved_bytes": lambda x, scale: 4 * (x.numel() + scale.numel())}
 
 
 CHECKS = [check for check in vars(checks).values() if hasattr(check, "__wrapped__")]

@@ -73,7 +73,7 @@ def strip_escapes(console: Console) -> str:
 def test_status_line_is_shown_on_terminals_and_erased():
     terminal, pipe = (Console(file=io.StringIO(), force_terminal=on, width=80) for on in (True, False))
     for console in (terminal, pipe):
-        with show_progress(console, ticking=False):
+        with show_progress(console, auto_refresh=False):
             report_progress("fused on the virtual GPU: case 3 of 18 (wide)")
         report_progress("without a listener")
     assert "checking: fused on the virtual GPU: case 3 of 18 (wide) 0:00:0" in strip_escapes(terminal)

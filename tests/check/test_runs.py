@@ -120,9 +120,9 @@ def test_error_outside_blanks_fails_every_gate(puzzle, solution):
 
 def test_hanging_launch_is_not_repeated(puzzle, solution):
     grader = Grader(
-        Reference(puzzle, "float32", 0), solution, {}, ["fused"], puzzle.list_cases(None)[:1], runs=3
+        Reference(puzzle, "float32", 0), solution, {}, ["fused"], puzzle.list_cases(None)[:1], num_runs=3
     )
-    grader.repeated = ["grad_input"]
+    grader.repeated_quantities = ["grad_input"]
     result = grader.grade_device(StoppedDevice(failure=VirtualGPUError("a launch did not end")))["fused"]
     assert result.failure == "a launch did not end" and result.repeats == {}
     assert {gate.state for gate in result.gates} == {"wrong"}
@@ -281,7 +281,7 @@ def test_run_checks_all_cases_of_a_gate(name, kind, monkeypatch):
     ] == "bfloat16"
     assert {case.name for case in settings_used["cases"]} == remaining | cases_in_16_bits
     assert runs.collect_gate_states(run) == {gate.id: gate is not checked[0] for gate in checked}
-    assert run.compute_exit_code() == 1 and [result.gate for result in run.rejected] == checked[:1]
+    assert run.compute_exit_code() == 1 and [result.gate for result in run.rejected_gates] == checked[:1]
 
 
 @pytest.mark.parametrize("settings", [{"dims": (2, 3, 8, 4)}, {"dtype": "bfloat16"}])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.check.source_faults import find_source_faults
+from harness.check.source_faults import find_source_errors
 from harness.learner import blanks
 from harness.learner.exercise import Exercise
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
@@ -37,7 +37,7 @@ LOOPS = (
 def find_faults(tmp_path, code: str) -> list:
     path = tmp_path / "kernel.mojo"
     path.write_text(TEXT % code)
-    return find_source_faults(path, blanks.find_blanks(path.read_text())["it"])
+    return find_source_errors(path, blanks.find_blanks(path.read_text())["it"])
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_solutions_have_no_fault():
             if isinstance(rung, MojoRung):
                 path = Exercise(puzzle, rung, roots.get_solutions()).path
                 for blank in blanks.find_blanks(path.read_text()).values():
-                    assert find_source_faults(path, blank) == [], name
+                    assert find_source_errors(path, blank) == [], name
 
 
 def test_unreadable_file_has_no_fault(tmp_path):
     blank = blanks.Blank("it", "the task", "", (), 3)
-    assert find_source_faults(tmp_path / "no.mojo", blank) == []
+    assert find_source_errors(tmp_path / "no.mojo", blank) == []

@@ -22,7 +22,7 @@ from harness.spec.rungs import MojoRung
 from harness.toolchain import roots
 
 ROOT = roots.CHECKOUT
-WRONG = [wrong for name in list_puzzle_names() for wrong in zoo.load_wrong_kernels(name)]
+WRONG = [wrong for name in list_puzzle_names() for wrong in zoo.load_wrong_solutions(name)]
 KERNELS = [wrong for wrong in WRONG if isinstance(wrong.target_rung, MojoRung)]
 PYTHON = [wrong for wrong in WRONG if wrong not in KERNELS and wrong.rung != "catch"]
 """Except for the `catch` rung, which tests/p21/test_catch.py covers."""
@@ -212,7 +212,7 @@ def test_edit_must_apply_exactly_once(tmp_path, solution, old, times):
 def test_provided_code_of_a_blank_is_a_wrong_solution(tmp_path):
     source = tmp_path / "some.py"
     source.write_text("# BLANK-START dx: t\nright()\n# BLANK-GIVEN dx\n# wrong()\n# BLANK-END dx\n")
-    bug = zoo.WrongKernel("p22", "some", "dx", "m", "some.py")
+    bug = zoo.WrongSolution("p22", "some", "dx", "m", "some.py")
     assert "wrong()" in bug.edit_text(source) and "right()" not in bug.edit_text(source)
     source.write_text("# BLANK-START dx: t\nright()\n# BLANK-END dx\n")
     with pytest.raises(DamagedFile, match="no blank dx that is given wrong"):

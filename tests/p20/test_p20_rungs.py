@@ -111,7 +111,7 @@ def test_any_error_counts_as_a_missing_second_derivative(body, message, tmp_path
     ],
 )  # fmt: skip
 def test_second_derivative_messages(name, message):
-    wrong = next(each for each in zoo.load_wrong_kernels("p20") if each.name == f"register_second_{name}")
+    wrong = next(each for each in zoo.load_wrong_solutions("p20") if each.name == f"register_second_{name}")
     checker = load_checker(Exercise(PUZZLE, wrong.target_rung, roots.get_solutions()))
     (result,) = checker.check(wrong.build_target(), [wrong.gate])
     assert result.diagnosis[0] == f"second_derivative: {message}"

@@ -19,7 +19,7 @@ from harness.toolchain import roots
 
 SOLUTION = roots.get_solutions() / "p21" / "catch.py"
 RUNG = PUZZLE.find_rung("catch")
-BUGS = [bug for bug in zoo.load_wrong_kernels("p21") if bug.rung == "catch"]
+BUGS = [bug for bug in zoo.load_wrong_solutions("p21") if bug.rung == "catch"]
 
 
 def check_test(path, seconds: float = catch.SECONDS) -> GateResult:
@@ -83,14 +83,14 @@ def test_check_that_returns_none_catches_nothing(tmp_path):
         and line.endswith(" held back")
         for line in result.diagnosis
     )
-    hidden = {bug.name for bug in zoo.load_wrong_kernels("p21") if bug.rung == "torch" and bug.old}
+    hidden = {bug.name for bug in zoo.load_wrong_solutions("p21") if bug.rung == "torch" and bug.old}
     assert not hidden & {*re.findall(r"\w+", " ".join(result.diagnosis))}
     assert re.fullmatch(r"\.\.\. and \d+ that are wrong in other kinds of call", result.diagnosis[-1])
 
 
 def test_wrong_ops_fail_in_the_specified_call():
     """Each wrong op fails in the kind of call that its zoo entry specifies."""
-    mistakes = {bug.name: bug.mistake for bug in zoo.load_wrong_kernels("p21") if bug.rung == "torch"}
+    mistakes = {bug.name: bug.mistake for bug in zoo.load_wrong_solutions("p21") if bug.rung == "torch"}
     kinds_of_checks = {check.__name__: kind for check, kind in DECISIVE.items()}
     kinds = {op.name: catch.find_failing_call_kind(op, gate) for op, gate, _ in catch.load_wrong_ops("p21")}
     assert kinds == {name: kinds_of_checks[mistake] for name, mistake in mistakes.items()}

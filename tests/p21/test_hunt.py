@@ -15,7 +15,7 @@ from harness.puzzles.p21.subjects import REFERENCES
 from harness.toolchain import roots
 
 SOLUTION = roots.get_solutions() / "p21" / "hunt.py"
-BUGS = {bug.name: bug for bug in zoo.load_wrong_kernels("p21")}
+BUGS = {bug.name: bug for bug in zoo.load_wrong_solutions("p21")}
 PYTORCH_BUGS = [bug for bug in BUGS.values() if bug.rung == "torch"]
 UNDETECTED = {
     "dropout_mask_from_result",

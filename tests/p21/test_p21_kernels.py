@@ -13,7 +13,7 @@ from harness.check.checker import Checker
 from harness.puzzles.p21.spec import PUZZLE
 from harness.toolchain import roots
 
-BFLOAT16_BUG = next(bug for bug in zoo.load_wrong_kernels("p21") if bug.dtype == "bfloat16")
+BFLOAT16_BUG = next(bug for bug in zoo.load_wrong_solutions("p21") if bug.dtype == "bfloat16")
 
 
 def list_orders(folder, tests):

@@ -44,8 +44,8 @@ def test_row_sum_limit_allows_rounded_statistics_only():
     limits = {"baseline": got, "dtype": "float32"}
     off = got + 1e-5 * np.abs(got).max()
     assert not compare(off, got, **limits).ok
-    assert compare(off, got, **limits, propagated=1.1e-5 * np.abs(got).max()).ok
-    assert not compare(off, got, **limits, propagated=0.5e-5 * np.abs(got).max()).ok
+    assert compare(off, got, **limits, propagated_error=1.1e-5 * np.abs(got).max()).ok
+    assert not compare(off, got, **limits, propagated_error=0.5e-5 * np.abs(got).max()).ok
 
 
 def test_row_sums_start_from_the_input_dln():

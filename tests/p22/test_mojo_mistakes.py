@@ -8,12 +8,12 @@ from marks import list_values
 from recordings import make_order
 
 from harness.check.checker import Checker
-from harness.check.zoo import WrongKernel
+from harness.check.zoo import WrongSolution
 from harness.puzzles.p22.spec import PUZZLE
 
 MISTAKES = tomllib.loads(Path(__file__).with_name("mojo_mistakes.toml").read_text(encoding="utf-8"))
 KERNELS = [
-    WrongKernel("p22", name, e["gate"], e["mistake"], "layernorm_linear.mojo", e["old"], e["new"])
+    WrongSolution("p22", name, e["gate"], e["mistake"], "layernorm_linear.mojo", e["old"], e["new"])
     for name, e in MISTAKES.items()
 ]
 CASES = ("hard values", "odd sizes", "wide", "wide output")

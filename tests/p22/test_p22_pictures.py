@@ -15,7 +15,7 @@ from harness.check.checker import Checker
 from harness.puzzles.p22.spec import PUZZLE
 from harness.screens import story
 
-ZOO = {kernel.name: kernel for kernel in zoo.load_wrong_kernels("p22")}
+ZOO = {kernel.name: kernel for kernel in zoo.load_wrong_solutions("p22")}
 DEFAULT_CASES = ("hard values", "odd sizes")
 
 
@@ -101,14 +101,14 @@ def draw(puzzle, recorded):
     checker = Checker(puzzle)
 
     @functools.cache
-    def take_picture(name: str) -> picture.Picture:
+    def make_picture(name: str) -> picture.Picture:
         kernel = ZOO[name]
         gate = find_gate(puzzle, kernel)
-        return picture.take_picture(
+        return picture.make_picture(
             puzzle, kernel.build_package(), gate, cases=list_cases(puzzle, kernel), checker=checker
         )
 
-    return take_picture
+    return make_picture
 
 
 @pytest.mark.compiles
@@ -121,7 +121,7 @@ def test_picture_shows_the_bug(name, draw):
         assert sentences[0].text.startswith(f"{expected.element} "), text
     else:
         assert not picture.wrong, text
-    assert (picture.finding.kind if picture.finding else picture.fault.kind) == expected.kind, text
+    assert (picture.finding.kind if picture.finding else picture.root_cause.kind) == expected.kind, text
     launch = picture.learner.accesses.launches[picture.thread.launch]
     if expected.block:
         assert launch.get_block_index(picture.thread.block) == expected.block, text
@@ -151,13 +151,15 @@ def test_reported_line_is_in_the_edit(draw):
 @pytest.mark.compiles
 def test_cause_is_traced_through_the_workspace(draw):
     picture = draw("dw_from_x_hat")
-    (hop,) = picture.fault.hops
-    assert (hop.write.element.tensor, hop.read.element.tensor) == ("grad_weight", "sums_weight")
+    (link,) = picture.root_cause.chain
+    assert (link.write.element.tensor, link.read.element.tensor) == ("grad_weight", "sums_weight")
     assert picture.shapes["sums_weight"] == (16, 8)
 
 
 @pytest.mark.compiles
 def test_shuffle_is_traced_to_the_wrong_thread(draw):
     picture = draw("row_sums_odd_column")
-    assert picture.fault.element.tensor == "row_sums" or re.match("shared", picture.fault.element.tensor)
-    assert {element.index % 7 for element in picture.fault.missing if element.tensor == "input"} == {6}
+    assert picture.root_cause.element.tensor == "row_sums" or re.match(
+        "shared", picture.root_cause.element.tensor
+    )
+    assert {element.index % 7 for element in picture.root_cause.missing if element.tensor == "input"} == {6}

@@ -8,7 +8,7 @@ from marks import list_values
 from recordings import make_order
 
 from harness.check.checker import Checker
-from harness.check.zoo import WrongKernel
+from harness.check.zoo import WrongSolution
 from harness.puzzles.p22.spec import PUZZLE
 
 STATISTICS = """
@@ -131,7 +131,7 @@ def list_cases(puzzle, name):
 
 
 def copy_package(name, folder):
-    return WrongKernel("p22", name, "", "none", *CORRECT[name][:3]).copy_package(folder / name)
+    return WrongSolution("p22", name, "", "none", *CORRECT[name][:3]).copy_package(folder / name)
 
 
 def list_orders(folder, tests):

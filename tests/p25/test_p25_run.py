@@ -136,7 +136,7 @@ def write_solution(monkeypatch, tmp_path, text):
 
 
 def test_wrong_ring_is_rejected(ring, monkeypatch, tmp_path):
-    wrong = next(bug for bug in zoo.load_wrong_kernels("p25") if bug.name == "local_index")
+    wrong = next(bug for bug in zoo.load_wrong_solutions("p25") if bug.name == "local_index")
     write_solution(monkeypatch, tmp_path, wrong.build_target().read_text())
     code, output = ring(*SMALL)
     assert code == 1 and "❌ output     error " in output and "Overall Result: ❌ WRONG" in output, output

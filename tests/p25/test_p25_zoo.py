@@ -11,7 +11,7 @@ from harness.puzzles.p25.spec import PUZZLE
 from harness.toolchain import roots
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
-WRONG = zoo.load_wrong_kernels("p25")
+WRONG = zoo.load_wrong_solutions("p25")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from harness.puzzles.p26.spec import PUZZLE
 from harness.toolchain import roots
 
 pytestmark = pytest.mark.compiles
-WRONG = zoo.load_wrong_kernels("p26")
+WRONG = zoo.load_wrong_solutions("p26")
 QUICK = [rung for rung in PUZZLE.rungs if rung.id in ("printer", "fold", "match")]
 
 
@@ -28,7 +28,7 @@ def checkers():
 
 def test_symptoms_have_one_line_each(monkeypatch, command_line):
     selected = [wrong for wrong in WRONG if wrong.name in ("rows_of_inputs", "factor_behind_only")]
-    monkeypatch.setattr(zoo, "load_wrong_kernels", lambda name: selected)
+    monkeypatch.setattr(zoo, "load_wrong_solutions", lambda name: selected)
     result = command_line("p26", "--symptoms")
     assert result.code == 0
     assert [line.split()[0] for line in result.lines] == [wrong.name for wrong in selected]

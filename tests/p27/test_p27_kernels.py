@@ -118,7 +118,7 @@ def test_rounded_lse_changes_gradients_within_the_limit(seeds):
 def test_full_run_includes_the_gates_cases(command_line):
     """Only a case of the gate, not of the graph, detects clipping that drops NaN."""
     (wrong,) = (
-        kernel for kernel in zoo.load_wrong_kernels("p27") if kernel.name == "mojo_clip_gradients_nan"
+        kernel for kernel in zoo.load_wrong_solutions("p27") if kernel.name == "mojo_clip_gradients_nan"
     )
     flags = ("--backward", "--clip", "--device", "virtual")
     result = command_line("p27", *flags, "--ops", str(wrong.build_package().path))

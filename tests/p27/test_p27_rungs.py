@@ -156,14 +156,14 @@ def test_autograd_is_restored():
 
 
 def test_wrong_tensor_closest_to_the_loss_is_reported(checkers):
-    wrong = next(each for each in zoo.load_wrong_kernels("p27") if each.name == "block_first_residual")
+    wrong = next(each for each in zoo.load_wrong_solutions("p27") if each.name == "block_first_residual")
     (result,) = checkers["tape"].check(wrong.build_target(), ["model"])
     assert "from the loss backwards: the gradient of what block1 is given is wrong" in result.diagnosis[0]
     assert "tensors are wrong; this is the first" in result.diagnosis[1]
 
 
 def test_gate_names_the_wrong_part_to_fix_first(checkers):
-    wrong = next(each for each in zoo.load_wrong_kernels("p27") if each.name == "layernorm_mean_fixed")
+    wrong = next(each for each in zoo.load_wrong_solutions("p27") if each.name == "layernorm_mean_fixed")
     *_, model = checkers["tape"].check(wrong.build_target(), ["layernorm", "block", "model"])
     assert model.diagnosis == ["computed from layernorm, which is wrong: fix that first"]
 

@@ -91,7 +91,7 @@ def test_compare_prints_all_values_and_the_first_wrong_one(command_line, monkeyp
         "the gradient of block1.narrow.weight",
         "the gradient of token",
     }
-    wrong = next(each for each in zoo.load_wrong_kernels("p27") if each.name == "gelu_first_term")
+    wrong = next(each for each in zoo.load_wrong_solutions("p27") if each.name == "gelu_first_term")
     monkeypatch.setattr(
         compare, "load_tape", lambda flags: (wrong.build_target(), load_module(wrong.build_target()))
     )

@@ -361,7 +361,7 @@ def test_1_nan_and_unwritten_elements_are_reported(run_with_changed_outputs):
 
 def test_only_kernels_have_a_dtype():
     options = Options(P27, "solutions", dtype="bfloat16", repeat=2, blocks="reversed")
-    got = [(option.rung, option.dtype, option.repeat, option.blocks) for option in options.per_file]
+    got = [(option.rung, option.dtype, option.repeat, option.blocks) for option in options.file_options]
     assert got == [
         ("numpy", "float32", 1, "natural"),
         ("tape", "float32", 1, "natural"),
@@ -530,9 +530,9 @@ def test_3_untouched_problems_list_unsolved_blanks(recorded):
 
 def test_default_root_is_problems():
     options = parse(["p22", "--backward"])
-    assert options.work.load_package().path == ROOT / "problems" / "p22" / "op"
+    assert options.exercise.load_package().path == ROOT / "problems" / "p22" / "op"
     options = parse(["p22", "--solution"])
-    assert options.work.load_package().path == ROOT / "solutions" / "p22" / "op"
+    assert options.exercise.load_package().path == ROOT / "solutions" / "p22" / "op"
 
 
 def test_2_sizes_beyond_memory_are_reported(monkeypatch, capsys):

@@ -132,9 +132,9 @@ def test_wrong_gradient_reports_case_error_and_index(make_run):
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (replace(WRONG, nonfinite=3), "3 elements are NaN or infinite where the reference is not"),
+        (replace(WRONG, num_nonfinite=3), "3 elements are NaN or infinite where the reference is not"),
         (
-            replace(WRONG, unwritten=4, nonfinite=4),
+            replace(WRONG, num_unwritten=4, num_nonfinite=4),
             "4 elements were never written, the first wrong one at [1, 2]",
         ),
         (replace(WRONG, baseline=0.0), "inf times PyTorch's own 0.00e+00"),

@@ -107,7 +107,7 @@ def test_ctrl_c_during_import_is_one_line(tmp_path):
 
 def test_missing_gate_result_is_a_failure(command_line, monkeypatch):
     class IncompleteChecker:
-        def check(self, path, gates=None, cases=None, *, on_first=None):
+        def check(self, path, gates=None, cases=None, *, on_first_case=None):
             return [GateResult(P24.gates[0], "correct")]
 
     monkeypatch.setattr(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check.picture import Picture, take_picture
+from harness.check.picture import Picture, make_picture
 from harness.devices.recorder import RecordRequest, record_many
 from harness.errors import UsageError
 from harness.learner import blanks
@@ -64,7 +64,7 @@ def kernels_in_cache(folder) -> None:
 def picture(kernels_in_cache) -> Picture:
     """Picture of the wrong gate."""
     puzzle = find_puzzle("p90")
-    return take_picture(puzzle, Exercise(puzzle, puzzle.find_rung("mojo")).package, puzzle.gates[0])
+    return make_picture(puzzle, Exercise(puzzle, puzzle.find_rung("mojo")).package, puzzle.gates[0])
 
 
 @pytest.mark.compiles
@@ -119,7 +119,7 @@ def test_page_data_is_json(kernels_in_cache):
 @pytest.mark.compiles
 def test_cells_show_differing_reads(picture):
     cells = picture_page.classify_cells(picture, picture.thread, "square")
-    row, element = picture.thread.block, picture.fault.missing[0].index
+    row, element = picture.thread.block, picture.root_cause.missing[0].index
     assert cells["input"] == {row * 8: "extra", element: "missing"}
     assert cells["output"] == {row * 8: "target"}
 

@@ -289,7 +289,7 @@ def start_watch(tmp_path, monkeypatch):
 
     def start(change=lambda: None) -> Watch:
         class Checker:
-            def check(self, path, gates, *, on_first):
+            def check(self, path, gates, *, on_first_case):
                 change()
                 return [GateResult(watch.exercise.find_gate(gates[0]), "correct")]
 

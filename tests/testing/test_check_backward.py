@@ -25,11 +25,11 @@ from zoo_cases import (
 
 import harness.testing
 from harness import nn
-from harness.check.measured import ReferenceRaised
+from harness.check.measured import InvalidReference
 from harness.puzzles.p21.known import KNOWN
-from harness.testing import TRIES, check_backward
+from harness.testing import CHECKS, check_backward
 from harness.testing.problem import make_problem
-from harness.testing.tries import refuse_bad_index
+from harness.testing.tries import reject_bad_index
 from harness.toolchain import roots
 
 RECORD = roots.CHECKOUT / "book" / "records" / "check_backward.csv"
@@ -253,7 +253,7 @@ def test_ambiguous_mistake_has_no_name():
     report = report_on(
         Exchanged.apply, inputs, lambda x, y, w: (x * w).sum() + (y * w.mT).sum(), only=["plain"]
     )
-    assert "the gradient of x" in report.wrong[0].said and report.mistake == ""
+    assert "the gradient of x" in report.wrong[0].message and report.mistake == ""
 
 
 # ---- The report ------------------------------------------------------------------------------------------
@@ -302,7 +302,9 @@ def test_assertion_contains_the_report():
 def test_report_lists_the_tries():
     report = report_on(Scale.apply)
     assert report.ok and "the same bits in two runs" in str(report)
-    assert "another stream" not in [attempt.name for attempt in report.of("right")], "not available on a CPU"
+    assert "another stream" not in [attempt.name for attempt in report.select("right")], (
+        "not available on a CPU"
+    )
 
 
 def narrow(x, w):
@@ -315,7 +317,7 @@ def narrow(x, w):
 def test_function_may_support_a_single_dtype():
     report = report_on(narrow)
     assert report.ok and report.where.startswith("float32")
-    assert {attempt.name for attempt in report.of("refused")} == {"float64", "bfloat16", "float16"}
+    assert {attempt.name for attempt in report.select("refused")} == {"float64", "bfloat16", "float16"}
     assert "refused: float64: TypeError: float32 only" in str(report)
     alone = report_on(narrow, only=["float64"])
     assert str(alone).startswith("right in no try, float32 on cpu")
@@ -330,7 +332,7 @@ def test_basic_call_must_not_raise():
     def raise_type_error(x, w):
         raise ValueError("never")
 
-    assert report_on(raise_type_error).wrong[0].said == "it raises ValueError: never (odd sizes)"
+    assert report_on(raise_type_error).wrong[0].message == "it raises ValueError: never (odd sizes)"
 
 
 def test_exception_in_backward_is_an_error():
@@ -338,7 +340,7 @@ def test_exception_in_backward_is_an_error():
         raise KeyError("mask") if not dy.is_contiguous() else ValueError
 
     report = report_on(make_scale(raise_in_backward).apply)
-    assert report.wrong[0].said.startswith("its backward pass raises ValueError")
+    assert report.wrong[0].message.startswith("its backward pass raises ValueError")
 
 
 def test_any_subgradient_at_a_kink_is_accepted():
@@ -356,7 +358,7 @@ def test_module_parameters_are_inputs():
             return F.linear(input, self.weight, self.bias.detach())
 
     report = report_on(Wrong(6, 5), {"x": (..., 6)}, torch.nn.Linear(6, 5))
-    assert "the gradient of bias" in report.wrong[0].said
+    assert "the gradient of bias" in report.wrong[0].message
     assert report_on(torch.nn.Linear(6, 5), {"x": (..., 6)}, torch.nn.Linear(6, 5)).ok
     with pytest.raises(ValueError, match="input weight has the name of a parameter"):
         report_on(torch.nn.Linear(6, 5), {"weight": (..., 6)}, torch.nn.Linear(6, 5))
@@ -417,15 +419,15 @@ def test_invalid_arguments_are_rejected(more, message):
     ],
 )
 def test_nontensor_results_are_rejected(returned, message):
-    assert report_on(lambda x, w: returned).wrong[0].said == f"odd sizes: the function returns {message}"
+    assert report_on(lambda x, w: returned).wrong[0].message == f"odd sizes: the function returns {message}"
     pair = report_on(torch.mul, reference=lambda x, w: (x * w, x + w), only=["plain"])
-    assert pair.wrong[0].said == "odd sizes: the function returns 1 tensor, expected 2"
+    assert pair.wrong[0].message == "odd sizes: the function returns 1 tensor, expected 2"
 
 
 def test_error_reports_the_failing_call():
     """One function raises without leading dimensions, another if an output has no gradient."""
     wrong = make_scale(lambda ctx, dy: (dy * ctx.saved_tensors[1], (dy * ctx.saved_tensors[0]).sum(0)))
-    message = report_on(wrong.apply, {"x": (..., "H"), "w": ("H",)}, only=["plain"]).wrong[0].said
+    message = report_on(wrong.apply, {"x": (..., "H"), "w": ("H",)}, only=["plain"]).wrong[0].message
     assert message.startswith("its backward pass raises RuntimeError: ") and message.endswith("(row sizes)")
 
     class Both(torch.autograd.Function):
@@ -439,7 +441,7 @@ def test_error_reports_the_failing_call():
             return 2 * d + 3 * e
 
     (some,) = report_on(Both.apply, {"x": ("N",)}, lambda x: (2 * x, 3 * x), only=["some outputs"]).wrong
-    assert "NoneType" in some.said and some.said.endswith("(where only output 0 is used)")
+    assert "NoneType" in some.message and some.message.endswith("(where only output 0 is used)")
 
 
 def test_buffers_shared_between_calls_are_reported():
@@ -453,24 +455,24 @@ def test_buffers_shared_between_calls_are_reported():
         lambda ctx, dy: (dy * ctx.saved_tensors[1], share((dy * ctx.saved_tensors[0]).sum(0)))
     )
     (tried,) = report_on(gradient.apply, only=["alternating calls"]).wrong
-    assert "before the results are read" in tried.said or "the gradient of w at [" in tried.said
+    assert "before the results are read" in tried.message or "the gradient of w at [" in tried.message
     result = type(
         "Result", (Scale,), {"forward": staticmethod(lambda ctx, x, w: share(Scale.forward(ctx, x, w)))}
     )
     (tried,) = report_on(result.apply, only=["alternating calls"]).wrong
-    assert tried.said == "a later call overwrites an earlier result"
+    assert tried.message == "a later call overwrites an earlier result"
 
 
 def test_second_derivative_uses_unmodified_inputs():
     """The backward pass overwrites its input."""
     (report,) = run_case(WRONG["unslothai/unsloth#5002"], only=["second derivative"]).wrong
-    assert report.said.startswith("the gradient of a gradient")
+    assert report.message.startswith("the gradient of a gradient")
 
 
 def test_module_buffers_are_converted():
     modules = [torch.nn.BatchNorm1d(4).eval() for _ in range(2)]
     report = report_on(modules[0], {"x": ("N", 4)}, modules[1], only=["plain", "float64", "bfloat16"])
-    assert report.where.startswith("float64") and len(report.of("right")) == 3
+    assert report.where.startswith("float64") and len(report.select("right")) == 3
 
 
 def test_parameter_without_gradient_is_reported():
@@ -489,10 +491,11 @@ def test_parameter_without_gradient_is_reported():
 def test_skipped_comparison_is_reported_once_per_tensor():
     """In 16 bits the sum's terms cancel."""
     large = lambda x: (x * 1e4 + x - x * 1e4).sum(-1)  # noqa: E731
-    (tried,) = report_on(large, {"x": ("N", "H")}, large, only=["bfloat16"]).tries
+    (tried,) = report_on(large, {"x": ("N", "H")}, large, only=["bfloat16"]).results
     assert tried.state == "dropped"
     assert (
-        tried.said.startswith("the result (PyTorch's own error is ") and tried.said.count("the result") == 1
+        tried.message.startswith("the result (PyTorch's own error is ")
+        and tried.message.count("the result") == 1
     )
 
 
@@ -506,14 +509,14 @@ def test_module_with_a_function_as_reference():
         device=torch.device("cpu"),
     )
     assert "the module's parameters are not checked" in str(report)
-    assert [attempt.name for attempt in report.of("right")] == ["plain", "bfloat16", "deepcopy"]
+    assert [attempt.name for attempt in report.select("right")] == ["plain", "bfloat16", "deepcopy"]
 
 
-@pytest.mark.parametrize("name", [name for name in TRIES if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in CHECKS if name not in SLOW])
 def test_each_try_can_be_selected(name):
-    names = {attempt.name for attempt in report_on(Scale.apply, leave_out=[*SLOW, name]).tries}
+    names = {attempt.name for attempt in report_on(Scale.apply, leave_out=[*SLOW, name]).results}
     assert name not in names
-    assert [attempt.name for attempt in report_on(Scale.apply, only=[name], leave_out=()).tries] == [name]
+    assert [attempt.name for attempt in report_on(Scale.apply, only=[name], leave_out=()).results] == [name]
 
 
 def test_baseline_error_covers_other_summation_orders():
@@ -536,32 +539,32 @@ def test_inputs_and_gradient_with_equal_strides_are_tried():
 
     report = report_on(make_scale(backward).apply)
     assert [attempt.name for attempt in report.wrong] == ["layout of the gradient"]
-    assert report.wrong[0].said.startswith("where inputs and gradient are not contiguous (transposed)")
+    assert report.wrong[0].message.startswith("where inputs and gradient are not contiguous (transposed)")
 
 
 def test_index_into_an_empty_tensor_is_rejected_on_a_gpu():
     """PyTorch's embedding reads out of bounds for an empty table, in forward or backward."""
     inputs = {"w": ("V", "H"), "i": lambda s, g: torch.randint(max(s["V"], 1), (s["N"],), generator=g)}
     problem = make_problem(lambda w, i: w[i], lambda w, i: w[i], inputs, [torch.float32], "cpu")
-    assert problem.free == ("V", "H", "N")
+    assert problem.size_names == ("V", "H", "N")
     on_gpu = replace(problem, device="cuda")
     for sizes in ("0 for V", "0 for H"):
-        with pytest.raises(ReferenceRaised, match="an index into an empty tensor may end the GPU's context"):
-            refuse_bad_index(on_gpu, sizes)
-        refuse_bad_index(problem, sizes)
+        with pytest.raises(InvalidReference, match="an index into an empty tensor may end the GPU's context"):
+            reject_bad_index(on_gpu, sizes)
+        reject_bad_index(problem, sizes)
     for sizes in ("0 for N", "0 for all"):
-        refuse_bad_index(on_gpu, sizes)
+        reject_bad_index(on_gpu, sizes)
     masked = {"x": ("N", "H"), "m": lambda s, g: torch.ones(s["N"], 1, dtype=torch.bool)}
     mask = make_problem(torch.mul, torch.mul, masked, [torch.float32], "cpu")
-    refuse_bad_index(replace(mask, device="cuda"), "0 for H")
+    reject_bad_index(replace(mask, device="cuda"), "0 for H")
 
 
 def test_lost_cuda_context_stops_further_tries(monkeypatch):
     words = iter(["", "device-side assert triggered"])
     monkeypatch.setattr(harness.testing, "find_lost_context", lambda device: next(words))
     report = report_on(Scale.apply)
-    assert [attempt.name for attempt in report.tries] == ["plain", "written to"]
-    assert report.wrong[0].said == "the CUDA context is lost: device-side assert triggered"
+    assert [attempt.name for attempt in report.results] == ["plain", "written to"]
+    assert report.wrong[0].message == "the CUDA context is lost: device-side assert triggered"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def report_on(package, fault, dtypes=(torch.float32,), **more):
 def test_correct_ops_pass(package):
     report = report_on(package, "right", leave_out=LONG)
     report.raise_if_wrong()
-    assert "races and memory" in [tried.name for tried in report.of("right")]
+    assert "races and memory" in [tried.name for tried in report.select("right")]
     assert "float32 on the virtual GPU (sm_90a)" in str(report) and not Worker.workers
 
 
@@ -98,7 +98,7 @@ def test_wrong_kernel_is_rejected(package):
 
 def test_race_is_rejected(package):
     wrong = {
-        tried.name: tried.said
+        tried.name: tried.message
         for tried in report_on(
             package, "race", only=["no_grad", "layout of the gradient", "races and memory"]
         ).wrong
@@ -109,14 +109,16 @@ def test_race_is_rejected(package):
 @pytest.mark.slow
 def test_out_of_bounds_address_is_rejected(package):
     report = report_on(package, "bounds", only=["graph used twice", "races and memory"])
-    wrong = {tried.name: tried.said for tried in report.wrong}
+    wrong = {tried.name: tried.message for tried in report.wrong}
     assert "in bounds_backward: out-of-bounds load at " in wrong["races and memory"]
 
 
 def test_unsupported_dtype_is_rejected(package):
     report = report_on(package, "right", dtypes=[torch.float64, torch.float32], only=["float64", "no_grad"])
     assert (
-        report.ok and "CompileFailed" in report.of("refused")[0].said and report.where.startswith("float32")
+        report.ok
+        and "CompileFailed" in report.select("refused")[0].message
+        and report.where.startswith("float32")
     )
 
 

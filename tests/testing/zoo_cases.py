@@ -78,7 +78,7 @@ def list_p21_solutions() -> list[Arguments]:
 
 
 def list_p21() -> Iterator[Arguments]:
-    for bug in zoo.load_wrong_kernels("p21"):
+    for bug in zoo.load_wrong_solutions("p21"):
         if bug.rung == "torch":
             yield make_p21(bug.gate, bug.name, bug.build_target())
 
@@ -90,7 +90,7 @@ def bind_constants(function: Any, *constants: object) -> Callable[..., object]:
 
 def list_p20() -> Iterator[Arguments]:
     """Yield the incorrect classes of functions.py with their limits on saved bytes."""
-    for bug in zoo.load_wrong_kernels("p20"):
+    for bug in zoo.load_wrong_solutions("p20"):
         if bug.rung != "torch":
             continue
         name, path = CLASSES[bug.gate], bug.build_target()
@@ -111,7 +111,7 @@ def list_p20() -> Iterator[Arguments]:
 
 def list_registrations() -> Iterator[Arguments]:
     """Yield the incorrect registrations that affect a gradient."""
-    for bug in zoo.load_wrong_kernels("p20"):
+    for bug in zoo.load_wrong_solutions("p20"):
         if bug.rung == "register" and bug.gate in ("gradient", "save", "second") and bug.name not in REFUSED:
             path = bug.build_target()
             saved = {"saved": lambda x: 4 * x.numel()}
@@ -135,7 +135,7 @@ def list_p23() -> Iterator[Arguments]:
         "value": ("B", "N", "T", "d"),
         "mask": ("S", "T"),
     }
-    for bug in zoo.load_wrong_kernels("p23"):
+    for bug in zoo.load_wrong_solutions("p23"):
         if bug.rung == "torch":
             path = bug.build_target()
             yield Arguments(
@@ -155,7 +155,7 @@ def list_p24() -> Iterator[Arguments]:
         return F.scaled_dot_product_attention(query, key, value, visible)
 
     rows = ("B", "N", "L", "d")
-    for bug in zoo.load_wrong_kernels("p24"):
+    for bug in zoo.load_wrong_solutions("p24"):
         if bug.rung != "torch":
             continue
         path = bug.build_target()

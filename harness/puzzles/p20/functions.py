@@ -70,7 +70,9 @@ def make_subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
             lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias, EPS),
             make_layernorm_inputs,
             # x, the weight, and mean and rstd of each row.
-            saved=lambda x, weight, bias: 4 * (x.numel() + weight.numel() + 2 * x.numel() // x.shape[-1]),
+            expected_saved_bytes=lambda x, weight, bias: (
+                4 * (x.numel() + weight.numel() + 2 * x.numel() // x.shape[-1])
+            ),
         )
     allowed_bytes = {
         "relu_input": lambda x: 4 * x.numel(),
@@ -78,7 +80,7 @@ def make_subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
         "relu_mask": lambda x: x.numel(),
         "relu_bits": packed_mask_bytes,
     }
-    return Subject(function.apply, F.relu, make_relu_inputs, saved=allowed_bytes[gate])
+    return Subject(function.apply, F.relu, make_relu_inputs, expected_saved_bytes=allowed_bytes[gate])
 
 
 class FunctionsChecker(PythonChecker):
@@ -98,7 +100,7 @@ class FunctionsChecker(PythonChecker):
                 lines[check.__name__] = line
                 if check in (checks.forward, checks.against_autograd):
                     break
-        lines = checks.drop_echoes(lines)
+        lines = checks.drop_repeated_messages(lines)
         wrong = [f"{name}: {line}" for name, line in lines.items()]
         if checks.against_autograd.__name__ in lines:
             wrong[-1:] = describe_wrong_gradients(self.puzzle, subject, function, path) or wrong[-1:]

@@ -257,7 +257,7 @@ class RegistrationChecker(PythonChecker):
             try:
                 line = check(register_op(module))
             except Exception as error:  # an exception in the learner's code is a result
-                line = describe_exception(error, path, longest=400)
+                line = describe_exception(error, path, max_length=400)
                 effect = [] if check is forward else effect  # an operator that raises gives no wrong numbers
             if line:
                 first = first or check.__name__

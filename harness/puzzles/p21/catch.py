@@ -74,7 +74,7 @@ def run_check(check: Callable[[Op], object], op: Op, path: Path, seconds: float)
         where = describe_exception(timed_out, path).removesuffix("CheckTimeout: ").removesuffix(": ")
         return f"{where}: timed out after {seconds:g} s", True
     except Exception as error:
-        return describe_exception(error, path, longest=MAX_CHARACTERS), False
+        return describe_exception(error, path, max_length=MAX_CHARACTERS), False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old_handler)
@@ -91,7 +91,7 @@ def run_check(check: Callable[[Op], object], op: Op, path: Path, seconds: float)
 def load_wrong_ops(puzzle: str) -> list[tuple[Op, str, bool]]:
     """Return every wrong backward pass of the first rung, its gate, and whether it is hidden."""
     ops = []
-    for bug in zoo.load_wrong_kernels(puzzle):
+    for bug in zoo.load_wrong_solutions(puzzle):
         if bug.rung == "torch":
             function = find_function(bug.gate, load_module(bug.build_target()))
             ops.append((make_op(bug.gate, function.apply, bug.name), bug.gate, bool(bug.old)))

@@ -122,7 +122,7 @@ class HuntChecker(PythonChecker):
 def load_wrong_subjects(puzzle: str, rung: str) -> dict[str, Subject]:
     """Return the wrong backward passes of a rung's zoo by name."""
     subjects = {}
-    for bug in zoo.load_wrong_kernels(puzzle):
+    for bug in zoo.load_wrong_solutions(puzzle):
         if bug.rung == rung:
             function = find_function(bug.gate, load_module(bug.build_target()))
             subjects[bug.name] = REFERENCES[bug.gate].subject(function.apply)

@@ -55,7 +55,12 @@ class DeriveChecker(NumpyChecker):
     """Checks each function of `derive.py` separately, on one row of every case with finite inputs."""
 
     def check(
-        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: FirstCaseCallback = None
+        self,
+        path: Path,
+        gates: GateIds = None,
+        cases: Cases = None,
+        *,
+        on_first_case: FirstCaseCallback = None,
     ) -> list[GateResult]:
         def is_finite(case: Case) -> bool:
             inputs = self.puzzle.make_inputs(case, "float64", self.seed)

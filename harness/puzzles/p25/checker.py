@@ -255,7 +255,7 @@ class ListChecker(RingChecker):
             except CaseFailed:
                 raise
             except Exception as error:  # an exception in the learner's code is a result
-                message = describe_exception(error, path, longest=300)
+                message = describe_exception(error, path, max_length=300)
                 raise CaseFailed(f"in case '{case.name}': {message}") from error
             with np.errstate(over="ignore"):  # overflow to infinity in float32
                 yield case, {name: array.astype(np.float32) for name, array in results.items()}

@@ -136,7 +136,7 @@ def run_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
         return Answer(words=str(broken), mistake=broken.mistake, stuck=broken.stuck)
     except Exception as error:  # an exception in the learner's code is a result
         mistake = "group-rank" if "is not part of group" in str(error) else ""
-        return Answer(words=describe_exception(error, path, longest=300), mistake=mistake)
+        return Answer(words=describe_exception(error, path, max_length=300), mistake=mistake)
     names = ("output", "grad_query", "grad_key", "grad_value")
     pairs = zip(names, (output, *gradients), strict=True)
     values = {name: tensor.detach().float().numpy() for name, tensor in pairs}

@@ -108,7 +108,7 @@ def inject_fault(module: dict[str, Any], fault: tuple[int, str] | None, seconds:
 
 
 def describe_error(error: Exception, path: Path) -> str:
-    return str(error) if isinstance(error, Broken) else describe_exception(error, path, longest=300)
+    return str(error) if isinstance(error, Broken) else describe_exception(error, path, max_length=300)
 
 
 # ---- In the process that starts them ------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class BackendChecker(PythonChecker):
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         fault = find_fault(gate.id, module, path)
         if fault and (part := self._find_wrong_part(gate.id, module, path)):
-            return self.make_wrong_result(gate, [format_pointer(part)], of=part)
+            return self.make_wrong_result(gate, [format_pointer(part)], ladder_gate=part)
         if fault:
             lines = [f"{fault.kind}: {fault}"]
             if fault.kind in FIXES:

@@ -89,7 +89,7 @@ def show_rewrites(console: Console) -> int:
 def show_symptoms(console: Console) -> int:
     """Print the message for each wrong backend of the zoo; return 1 if any backend passes."""
     passed = 0
-    for wrong in zoo.load_wrong_kernels(PUZZLE.name):
+    for wrong in zoo.load_wrong_solutions(PUZZLE.name):
         path = wrong.build_target()
         fault = find_fault(wrong.gate, load_module(path), path)
         passed += fault is None

@@ -173,5 +173,5 @@ def make_evidence(case: Case, arrays: Arrays, got: np.ndarray, expected: np.ndar
     if is_close(torch.from_numpy(got.copy()), torch.from_numpy(expected.copy())):
         return []
     error = compute_relative_error(np.where(np.isfinite(got), got, expected), expected)
-    result = TensorResult(False, error, 0.0, TOLERANCE, error, nonfinite=int((~np.isfinite(got)).sum()))
+    result = TensorResult(False, error, 0.0, TOLERANCE, error, num_nonfinite=int((~np.isfinite(got)).sum()))
     return [Evidence(case, arrays, got, expected, np.zeros(expected.shape, bool), result, "float64")]

@@ -31,7 +31,7 @@ def test_help_describes_the_demonstration(name, command_line):
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_printed_commands_can_be_pasted(name, command_line, monkeypatch):
     """Run every rung's commands that need no compiler, as printed for a pixi user."""
-    monkeypatch.setattr(Progress, "change", lambda *change: None)
+    monkeypatch.setattr(Progress, "set_value", lambda *change: None)
     monkeypatch.setenv("PIXI_PROJECT_ROOT", "/somewhere")
     rungs = [rung.id for rung in find_puzzle(name).rungs if not isinstance(rung, MojoRung)]
     calls = [("list", name), ("hint", name), ("diff", name), (name, "--gate", "nope"), (name, "--dims", "x")]

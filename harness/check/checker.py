@@ -18,7 +18,7 @@ from harness.check.results import (
     select_gates,
     select_provided_gates,
 )
-from harness.check.source_faults import find_source_errors
+from harness.check.source_errors import find_source_errors
 from harness.console import report_progress
 from harness.devices.recorder import Recording, RecordRequest, is_cached, record_dtypes
 from harness.devices.targets import VIRTUAL

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness.check.source_faults import use_kernel_names
+from harness.check.source_errors import use_kernel_names
 from harness.console import report_progress
 from harness.devices.recorder import Recording
 from harness.devices.targets import VIRTUAL, Target
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class Device(Protocol):
-    """A device with its kernels, which were `cached` or took `seconds` to compile."""
+    """A device with its kernels, which were `cached` or took `compile_seconds` to compile."""
 
     target: Target
     cached: bool
@@ -103,7 +103,7 @@ class VirtualDevice:
         compile_seconds: float = 0.0,
     ):
         self.recording, self.source, self.blocks = recording, source, blocks
-        self.cached, self.seconds = cached, compile_seconds
+        self.cached, self.compile_seconds = cached, compile_seconds
         self._replays: dict[str, Replay] = {}
 
     def run_cases(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:

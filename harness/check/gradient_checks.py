@@ -39,7 +39,7 @@ from harness.check.gradients import (
     report_excess,
     run_backward,
 )
-from harness.check.measured import (
+from harness.check.call_comparison import (
     ROUNDING_UNITS,
     TOLERANCE_FACTOR,
     InvalidReference,

@@ -57,12 +57,12 @@ class Subject:
     def get_input_name(self, index: int) -> str:
         return self.names[index] if self.names else f"input {index}"
 
-    def edit_inputs(self, make_inputs: list[Tensor], edit: Edit, first_only: bool = False) -> list[Tensor]:
-        editable = range(len(make_inputs)) if self.editable is None else self.editable
+    def edit_inputs(self, inputs: list[Tensor], edit: Edit, first_only: bool = False) -> list[Tensor]:
+        editable = range(len(inputs)) if self.editable is None else self.editable
         with torch.no_grad():
-            for leaf in list_leaves([make_inputs[i] for i in editable])[: 1 if first_only else None]:
+            for leaf in list_leaves([inputs[i] for i in editable])[: 1 if first_only else None]:
                 leaf.copy_(edit(leaf.detach()))
-        return make_inputs
+        return inputs
 
     def inputs(self, sizes: str = "odd", seed: int = 0, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Create a problem's inputs as leaf tensors, with requires_grad where a gradient is needed."""

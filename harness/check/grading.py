@@ -29,7 +29,7 @@ from harness.check.results import (
     find_correct_quantities,
     mark_unsolved,
 )
-from harness.check.source_faults import (
+from harness.check.source_errors import (
     SourceError,
     find_source_errors,
     format_finding,

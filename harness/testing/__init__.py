@@ -12,12 +12,12 @@ from dataclasses import replace
 import torch
 
 from harness.check.gradients import DTYPES, Message, describe_error, get_dtype_name
-from harness.check.measured import InvalidReference
+from harness.check.call_comparison import InvalidReference
 from harness.devices.custom_ops import MojoOps, Worker, finish_all
-from harness.testing.names import identify_mistake
+from harness.testing.mistakes import identify_mistake
 from harness.testing.problem import AnyFunction, InputSpec, Problem, check_arguments, make_problem, require
 from harness.testing.report import CheckResult, Report
-from harness.testing.tries import CHECKS, MAY_REFUSE, REFERENCE_EXEMPT, Check, NotApplicable, is_accepted
+from harness.testing.checks import CHECKS, MAY_REFUSE, REFERENCE_EXEMPT, Check, NotApplicable, is_accepted
 
 __all__ = ["CHECKS", "MojoOps", "Report", "check_backward"]
 

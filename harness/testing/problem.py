@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from harness.check.gradients import DTYPES, Function, Subject, are_equal, compute_outputs, get_dtype_name
-from harness.check.measured import get_float_dtype, guard_reference
+from harness.check.call_comparison import get_float_dtype, guard_reference
 
 P = ParamSpec("P")
 R = TypeVar("R")

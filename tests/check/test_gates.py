@@ -8,7 +8,7 @@ import pytest
 from recordings import make_order
 from typed import make_stub
 
-from harness.check import source_faults
+from harness.check import source_errors
 from harness.check.checker import Checker, add_blank_note
 from harness.check.results import GateResult
 from harness.console import receive_progress
@@ -151,12 +151,12 @@ def test_finding_in_a_helper_is_reported_at_the_learners_line():
         "out-of-bounds atomic", "an atomic past the end", "/x/shared/common.mojo:170:5",
         instr=make_stub(Instr, loc=location),
     )  # fmt: skip
-    lines = source_faults.format_finding(finding, source, blank)
+    lines = source_errors.format_finding(finding, source, blank)
     assert lines[0] == (
         "error: out-of-bounds atomic at /x/kernel.mojo:41:5 (in a helper, /x/shared/common.mojo:170:5)"
     )
     assert not any("called from" in line for line in lines)
-    assert source_faults.format_finding(finding, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
+    assert source_errors.format_finding(finding, source, None)[0].endswith("at /x/shared/common.mojo:170:5")
 
 
 def test_finding_uses_the_kernels_tensor_names(tmp_path):
@@ -179,7 +179,7 @@ def test_finding_uses_the_kernels_tensor_names(tmp_path):
             kernel,
             "sums_grad",
         )
-        return source_faults.use_kernel_names(
+        return source_errors.use_kernel_names(
             dataclasses.replace(finding, instr=make_stub(Instr, loc=at)), recording, source
         )
 
@@ -198,7 +198,7 @@ def test_hoisted_load_is_reported_at_its_source_line(tmp_path):
         finding = Finding(
             "out-of-bounds load", "a load past the end", f"{source}:{line}:5", tensor=tensor, instr=at
         )
-        return source_faults.format_finding(finding, source, blank)
+        return source_errors.format_finding(finding, source, blank)
 
     assert get_lines("mean")[1] == "  the compiler has moved it out of the loop: it is in line 2"
     assert get_lines("rstd")[1] == get_lines("mean", line=2)[1] == "  a load past the end"

@@ -25,11 +25,11 @@ from zoo_cases import (
 
 import harness.testing
 from harness import nn
-from harness.check.measured import InvalidReference
+from harness.check.call_comparison import InvalidReference
 from harness.puzzles.p21.known import KNOWN
 from harness.testing import CHECKS, check_backward
 from harness.testing.problem import make_problem
-from harness.testing.tries import reject_bad_index
+from harness.testing.checks import reject_bad_index
 from harness.toolchain import roots
 
 RECORD = roots.CHECKOUT / "book" / "records" / "check_backward.csv"

@@ -1,4 +1,4 @@
-"""Gradient formulas of common ops in PyTorch, each with known mistakes, for `harness/testing/names.py`."""
+"""Gradient formulas of common ops in PyTorch, each with known mistakes, for `harness/testing/mistakes.py`."""
 
 from collections.abc import Callable
 from functools import partial

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.check.source_faults import find_source_errors
+from harness.check.source_errors import find_source_errors
 from harness.learner import blanks
 from harness.learner.exercise import Exercise
 from harness.spec.catalogue import find_puzzle, list_puzzle_names

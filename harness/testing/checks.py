@@ -30,7 +30,7 @@ from harness.check.gradients import (
     report_excess,
     run_backward,
 )
-from harness.check.measured import InvalidReference, compare
+from harness.check.call_comparison import InvalidReference, compare
 from harness.devices.custom_ops import finish_all
 from harness.testing.problem import LARGE_SIZE, MODEL_WIDTH, Problem, bind_parameters, mark_refusals
 

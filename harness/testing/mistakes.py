@@ -17,7 +17,7 @@ from harness.check.gradients import (
     describe_error,
     ones_like,
 )
-from harness.check.measured import get_float_dtype, get_floor, make_leaf, to_float64_leaves
+from harness.check.call_comparison import get_float_dtype, get_floor, make_leaf, to_float64_leaves
 from harness.puzzles.p21.known import KNOWN
 from harness.testing.problem import Problem, resolve_sizes
 

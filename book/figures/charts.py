@@ -187,7 +187,7 @@ def rows_of_bars(
     most = max(float(np.abs(values).max()) for values in map(np.asarray, rows.values()))
     ends = [[min(*values, 0), max(*values, 0)] for values in rows.values()]
     limits = [
-        [end + np.sign(end) * most * 50 / height for end in each] for each in ends
+        [end + np.sign(end) * most * 75 / height for end in each] for each in ends
     ]  # with room for the numbers
     figure, places = drawing(height * len(rows), len(rows), sizes=[high - low for low, high in limits])
     figure.set_layout_engine("constrained", h_pad=0.12)

@@ -53,7 +53,7 @@ def rms_moves(which: int = 2) -> str:
         "how fast x̂ changes: LayerNorm": slopes(x_hat, x)[:, which],
         "how fast x̂ changes: RMSNorm": slopes(unshifted, x)[:, which],
     }
-    return rows_of_bars(f"Element {which} of a row grows. {said(rows)}", rows, [which], height=92)
+    return rows_of_bars(f"Element {which} of a row grows. {said(rows)}", rows, [which], height=110)
 
 
 def gradient_parts() -> str:

@@ -18,7 +18,7 @@ class UsageError(WorkbookError):
 
 
 def make_unknown_gate_error(id: str, known_ids: Iterable[str], owner: str = "") -> UsageError:
-    """Return the error for a gate unknown in `where`, with the closest match and the `known` gates."""
+    """Return the error for an unknown gate of `owner`, with the closest match and the `known_ids`."""
     ids = [*known_ids]
     matches = difflib.get_close_matches(id, ids, 1)
     suggestion = f" (did you mean {matches[0]}?)" if matches else ""

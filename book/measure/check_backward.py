@@ -1,7 +1,7 @@
 """What finds each wrong backward pass of the puzzles and of public reports: gradcheck, opcheck, `check_backward`.
 
 `python -m book.measure check_backward`; a CPU is enough. A row names the wrong one, whether gradcheck and opcheck see something, the
-first try of `check_backward` that does, by what name, and the others. The try `compile` is left out: it takes long, and found none of
+first check of `check_backward` that does, by what name, and the others. The check `compile` is left out: it takes long, and found none of
 them while it was in.
 """
 

@@ -39,7 +39,7 @@ class Source:
     blanks: Mapping[str, Blank] = field(default_factory=dict[str, Blank])
 
     def find_line(self, instr: Instr | None) -> Line | None:
-        """Return an instruction's source line: in a blank if possible, else in this file, else anywhere."""
+        """Return an instruction's source line: in a blank if possible, else in this file, else in another."""
         if instr is None or instr.loc is None:
             return None
         frames = [frame for frame in instr.loc.list_frames() if Path(frame.file) == self.path and frame.line]
@@ -53,7 +53,7 @@ class Source:
 
 @dataclass(frozen=True, order=True)
 class Thread:
-    """A thread: the indices of its launch in the run, its block in the grid, and itself in the block."""
+    """Index of a thread: its launch in the run, its block in the grid, its position in the block."""
 
     launch: int
     block: int
@@ -62,7 +62,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Element:
-    """One element of a tensor; in shared memory also the launch and block that own it, else -1."""
+    """One element of a tensor; `launch` and `block` are its owners in shared memory, else -1."""
 
     tensor: str
     index: int
@@ -83,7 +83,7 @@ class Access:
 
 @dataclass
 class LaunchTrace:
-    """One launch of a run: name, geometry, events, the number of its first step in the run, and findings."""
+    """One launch of a run; `first_step` is the index of its first step in the run."""
 
     name: str
     grid: tuple[int, int, int]
@@ -106,7 +106,7 @@ def unflatten_index(flat_index: int, sizes: tuple[int, int, int]) -> tuple[int, 
 
 
 class Accesses:
-    """A run's accesses as columns, one row per access, in order of execution."""
+    """A table of a run's accesses: one column per attribute, one row per access, in order of execution."""
 
     def __init__(self, launches: "Sequence[Launch]", source: Source):
         """Index the accesses of `launches`; launches without events are skipped."""
@@ -199,7 +199,7 @@ class Accesses:
 
 
 def count_bank_conflicts(events: Events, step: Step) -> int:
-    """Return the extra cycles of a shared-memory step due to bank conflicts."""
+    """Count the extra cycles of a shared-memory step due to bank conflicts."""
     warp, lane, byte, nbytes = locate_requests(events, step)
     if not len(warp):
         return 0

@@ -37,7 +37,7 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True)
 class CauseLink:
-    """One step of the search: a write of a wrong value, and the read of a wrong value that caused it."""
+    """A write of a wrong value, and the read of a wrong value that caused it."""
 
     write: Access
     expected: float
@@ -46,11 +46,11 @@ class CauseLink:
 
 @dataclass(frozen=True)
 class RootCause:
-    """The result of a search: the error of one thread at `element`.
+    """The result of a search: the bug of one thread that makes `element` wrong.
 
     `kind` is a key of DESCRIPTIONS. `extra` are reads of elements that the solution's thread does not read,
-    `missing` the elements that only the solution's thread reads, `hops` the steps of the search, starting at
-    the wrong element. `got` is NaN if nothing was written.
+    `missing` the elements that only the solution's thread reads, `chain` the links from the wrong element to
+    this thread. `got` is NaN if nothing was written.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class RootCause:
 
 @dataclass
 class Search:
-    """One search through two runs, with the hops so far."""
+    """A search through two runs; `chain` has the links followed so far."""
 
     learner: Accesses
     solution: Accesses
@@ -80,7 +80,7 @@ class Search:
 
     # -- the search -----------------------------------------------------------------------------------------
     def run(self, element: Element) -> RootCause | None:
-        """Return the fault that makes an element wrong; None if neither run writes it, or after MAX_CHAIN_LENGTH hops."""
+        """Return a wrong element's root cause; None if neither run writes it or the chain is too long."""
         learner_end = len(self.learner.steps)
         solution_end = len(self.solution.steps)
         while len(self.chain) < MAX_CHAIN_LENGTH:  # an element may occur again, but only at an earlier step
@@ -96,7 +96,7 @@ class Search:
     ) -> tuple[RootCause | None, CauseLink | None, int]:
         """Compare the writes to an element before a step of each run.
 
-        Return a fault, or a hop and the step of its read in the solution's run, from which to continue.
+        Return the root cause, or the next link and the step of its read in the solution's run.
         """
         learner_writes = self.group_writes(self.learner, element, learner_end)
         solution_writes = self.group_writes(self.solution, element, solution_end)
@@ -154,7 +154,7 @@ class Search:
     def compare_reads(
         self, thread: Thread, actual: Access, expected: Access
     ) -> tuple[RootCause | None, Access | None, int]:
-        """Compare a thread's reads with the solution's; return a fault or the first read of a wrong value."""
+        """Compare a thread's reads in both runs; return the root cause or the first read of a wrong value."""
         blank = self.learner.get_blank(actual.step)
         learner_reads = self.find_first_reads(self.learner, thread, blank)
         solution_reads = self.find_first_reads(self.solution, thread, blank)
@@ -216,7 +216,7 @@ class Search:
     def make_one_sided_cause(
         self, element: Element, thread: Thread, actual: list[Access], expected: list[Access]
     ) -> RootCause:
-        """Return the fault of a thread that writes an element in only one of the two runs."""
+        """Return the root cause if a thread writes an element in only one of the two runs."""
         if actual:
             return self.make_cause("extra write", element, thread, actual[0], float("nan"))
         same_tensor = self.learner.tensor == self.get_tensor_code(self.learner, element)

@@ -1,8 +1,8 @@
 """Compare one call of a function with its reference, and measure its error limit.
 
 The truth is the reference in float64. A measured limit is twice PyTorch's own worst error: of the reference
-in the call's dtype, in eight summation orders, and in float64 on inputs perturbed by a rounding. At a kink
-any value between the two one-sided slopes is accepted.
+in the call's dtype, in eight summation orders, and in float64 on inputs perturbed by a rounding error. At a
+kink any value between the two one-sided slopes is accepted.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ RunBackward = Callable[[Tensors, list[Tensor], Tensors], list[Tensor]]
 
 
 class InvalidReference(ValueError):
-    """The reference does not accept these inputs, so there is nothing to compare with."""
+    """The reference raises an exception for these inputs, so there is nothing to compare with."""
 
 
 class ReorderedSums(TorchDispatchMode):
@@ -90,7 +90,7 @@ def get_float_dtype(inputs: Tensors) -> torch.dtype:
 
 
 def guard_reference(reference: Callable[P, R], label: str = "the reference") -> Callable[P, R]:
-    """Return a reference that turns every exception into InvalidReference."""
+    """Return a reference whose exceptions are raised as InvalidReference."""
 
     @functools.wraps(reference)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -103,7 +103,7 @@ def guard_reference(reference: Callable[P, R], label: str = "the reference") -> 
 
 
 def draw_uniform(t: Tensor, generator: torch.Generator) -> Tensor:
-    """Return random numbers from 0 to 1 in a tensor's shape."""
+    """Return uniform random numbers from [0, 1) in a tensor's shape."""
     return torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t)
 
 
@@ -136,12 +136,14 @@ def compare(
     """Return the distance of a call's outputs and gradients from the reference's.
 
     Args:
-        change: Inputs -> the inputs to pass.
-        edit: Tensor -> new values, for every movable input or, with `alone`, for the first.
-        around, between, pull: Wrapper of the function; call between the passes; the backward pass.
-        least, floor: The smallest scale of a relative error; the error allowed in any dtype.
-        steady: Measure PyTorch's own errors without perturbed inputs.
-        within: The dtype of autocast, under which the reference's errors are measured too.
+        transform_inputs: Inputs -> the inputs to pass.
+        edit: Tensor -> new values, for every editable input or, with `first_only`, for the first.
+        wrap: Wrapper of the function.
+        between_passes: Function called between the forward and the backward pass.
+        run_backward_pass: The backward pass.
+        min_scale, floor: The smallest scale of a relative error; the error allowed in any dtype.
+        reorder_only: Measure PyTorch's own errors without perturbed inputs.
+        autocast_dtype: The dtype of autocast, under which the reference's errors are measured too.
     """
     inputs = transform_inputs(subject.inputs(sizes, seed, dtype))
     inputs = subject.edit_inputs(inputs, edit, first_only) if edit else inputs
@@ -271,7 +273,7 @@ class CallComparison:
         return [max_abs(t) for t in self.run(to_float64_leaves(e.inputs), grad_outputs)]
 
     def compute_cancelling_scale(self) -> float:
-        """Return a scale for gradients that cancel to 0: their terms, as large as `incoming`, are rounded."""
+        """Return a scale for gradients that cancel to 0: the rounding of terms as large as `grad_outputs`."""
         return 10 * MIN_SCALE * max(map(max_abs, self.call.grad_outputs), default=0.0)
 
     def run_perturbed(
@@ -288,7 +290,7 @@ class CallComparison:
             yield self.run(inputs)
 
     def find_nan_dependent(self) -> list[Tensor]:
-        """Mark elements that depend on a NaN input: NaN is correct there even if the reference is finite."""
+        """Return masks of elements that depend on a NaN input: NaN is correct there."""
         if not any(t.isnan().any() for t in self.call.inputs):
             return [torch.zeros_like(t, dtype=torch.bool) for t in self.call.truth]
 
@@ -303,7 +305,7 @@ class CallComparison:
         return [((a != b) | ~a.isclose(t)) & t.isfinite() for a, b, t in triples]
 
     def find_kink_range(self, scales: Floats) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the smallest and the largest correct value of each element, which differ at a kink."""
+        """Return the lower and upper bound of each correct element; they differ at a kink."""
         low, high = list(self.call.truth), list(self.call.truth)
         for count, perturbed in enumerate(
             self.run_perturbed(KINK_PERTURBATION, NUM_KINK_PERTURBATIONS, absolute_scale=1.0), 1
@@ -344,7 +346,7 @@ def get_floor(dtype: torch.dtype) -> float:
 
 
 def compute_distances(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, is_output: bool) -> Tensor:
-    """Return each element's distance from the correct range; infinite where only one of the two is finite."""
+    """Return each element's distance from [low, high]; infinite if only result or truth is finite."""
     got = got.double()
     distances = torch.maximum(low - got, got - high).clamp(min=0)
     distances = torch.where(got.isfinite(), distances, math.inf)

@@ -1,12 +1,12 @@
 """Compare one tensor with the truth, in units of PyTorch's own error.
 
     error = max |got - truth| / max |truth|
-    limit = 2 * baseline * s + floor + propagated / max |truth|
+    limit = 2 * baseline * s + floor + propagated_error / max |truth|
 
 The truth is the same function in higher precision, `baseline` the error of PyTorch in the kernel's dtype, so
 that the tolerance follows the data; the only constant is the floor, a few units in the last place. s is 1, or
-up to 8 for sums that a spec declares `atomic` (`compute_tolerance_factor`). `propagated` is the effect of rounding
-in saved quantities that are themselves correct. `Reference.compare_all` gets both from the spec. A tensor is
+up to 8 for sums by atomics (`compute_tolerance_factor`). `propagated_error` is the effect of rounding in
+saved quantities that are themselves correct. `Reference.compare_all` gets both from the spec. A tensor is
 correct if its error is within the limit, it is non-finite exactly where the truth is, and every element was
 written.
 
@@ -38,15 +38,15 @@ class TensorResult:
     """The comparison of one tensor.
 
     Attributes:
-        ok: Whether the error is within the limit, with no `nonfinite` and no `unwritten` elements.
+        ok: Whether the error is within the limit, every element is written, and non-finite ones match.
         error: max |got - truth| / max |truth|, or relative to the magnitude of the terms if these cancel;
             absolute if the truth is all zero and no magnitude is known.
         baseline: The `error` of PyTorch in the kernel's dtype.
         limit: The largest `error` allowed.
         difference: max |got - PyTorch| over finite elements, as reports print it for a gradient.
         worst: Index of the largest error.
-        nonfinite: Number of elements that are NaN or infinite where the truth is not, or the reverse.
-        unwritten: Number of elements that still have the buffer's poison value.
+        num_nonfinite: Number of elements that are NaN or infinite where the truth is not, or the reverse.
+        num_unwritten: Number of elements that still have the buffer's poison value.
     """
 
     ok: bool
@@ -82,7 +82,7 @@ class Repeats:
 
 
 def compute_tolerance_factor(atomic: bool, num_terms: int) -> float:
-    """Return s, the tolerance multiplier for sums over `rows` by atomics, whose order varies."""
+    """Return s, the tolerance multiplier for atomic sums of `num_terms` terms, whose order varies."""
     return min(8.0, max(1.0, math.sqrt(num_terms) / 8)) if atomic else 1.0
 
 
@@ -113,10 +113,10 @@ def compare(
         truth: The same shape, from higher precision.
         baseline: The same shape, PyTorch's result in `dtype`.
         dtype: The kernel's output dtype, a key of EPSILON.
-        allowance: s in the limit.
-        poison: True where the buffer still holds its fill value.
-        terms: The magnitude of the cancelling terms of the tensor; 0 if nothing cancels.
-        propagated: The effect of rounding in the tensor's inputs, which are within their own limits.
+        tolerance_factor: s in the limit.
+        unwritten_mask: True where the buffer still contains its fill value.
+        term_magnitude: The magnitude of the cancelling terms of the tensor; 0 if nothing cancels.
+        propagated_error: The effect of rounding in the tensor's inputs, which are within their own limits.
 
     An element is wrong if only one of result and truth is finite, or if they are infinities of opposite sign.
     NaN and infinity count as equal, since which of them occurs depends on the order of additions: a
@@ -149,7 +149,7 @@ def compare(
 
 
 def choose_scale(truth: np.ndarray, term_magnitude: float, dtype: str) -> tuple[float, float]:
-    """Return the scale of errors (`terms` if the truth is below their rounding error, else 0) and the floor.
+    """Return the scale of errors and the floor; the scale is 0 unless the truth is below the terms' rounding.
 
     Kernels for a 16-bit dtype compute in float32, so their terms also have float32 rounding errors.
     """
@@ -193,15 +193,15 @@ def compute_spread_in_ulps(runs_min: np.ndarray, runs_max: np.ndarray, dtype: st
 
 
 MIN_IMPROVEMENT = 8
-"""A formula explains a result that is this many times nearer to it than to the truth."""
+"""A formula explains a result if the distance from it is this many times smaller than from the truth."""
 MIN_LOOSE_IMPROVEMENT = 1000
-"""A formula that is this many times nearer explains a result up to a relative distance of LOOSE_TOLERANCE."""
+"""With a distance this many times smaller, a formula explains a result within LOOSE_TOLERANCE."""
 LOOSE_TOLERANCE = 2e-5
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One wrong quantity in one case, in float64; `arrays` are the inputs, `dtype` is the kernel output's."""
+    """One wrong quantity in one case, in float64; `arrays` are the inputs, `dtype` is the output's."""
 
     case: Case
     arrays: Arrays
@@ -230,7 +230,7 @@ class Evidence:
         return (2 * self.result.limit + 8 * EPSILON[self.dtype]) * self.magnitude
 
     def match_formula(self, formula: np.ndarray, finite_elements_only: bool = False) -> float | None:
-        """Return the distance of the result from a formula's, relative to the largest value; None if too far.
+        """Return the relative distance of the result from a formula's values, or None without a match.
 
         An extra leading axis of `formula` lists alternatives. NaN must be at the same indices; with
         `finite_elements_only`, only the finite elements of the result are compared. A result far from the
@@ -251,7 +251,7 @@ class Evidence:
 
     @property
     def wrong_mask(self) -> np.ndarray:
-        """True for elements that are beyond the limit, in `nonfinite_mismatch`, or not written."""
+        """Mask of elements that are beyond the limit, in `nonfinite_mismatch`, or not written."""
         with np.errstate(invalid="ignore"):
             beyond = np.abs(self.got - self.truth) > self.result.limit * self.scale
         return (
@@ -260,7 +260,7 @@ class Evidence:
 
     @property
     def nonfinite_mismatch(self) -> np.ndarray:
-        """True where only one of result and truth is finite, or they are opposite infinities."""
+        """Mask of elements where only one of result and truth is finite, or they are opposite infinities."""
         opposite = np.isinf(self.got) & np.isinf(self.truth) & (self.got != self.truth)
         return (np.isfinite(self.got) != np.isfinite(self.truth)) | opposite
 

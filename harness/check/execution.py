@@ -29,8 +29,8 @@ MAX_STEPS = 100_000
 class Outcome:
     """Results of one variant in every case: outputs, findings, and the error that stopped it.
 
-    `corrected`: wrong saved quantities were replaced with correct ones. `launches` are those of counted
-    cases, with their counters.
+    `has_corrected_inputs`: wrong saved quantities were replaced with correct ones. `launches` are those of
+    cases that check limits, with their counters.
     """
 
     outputs: dict[str, Arrays] = field(default_factory=dict)

@@ -14,6 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.check.call_comparison import (
+    ROUNDING_UNITS,
+    TOLERANCE_FACTOR,
+    InvalidReference,
+    compare,
+    to_float64_leaves,
+)
 from harness.check.gradients import (
     DTYPES,
     MIN_SCALE,
@@ -38,13 +45,6 @@ from harness.check.gradients import (
     record_saved_tensors,
     report_excess,
     run_backward,
-)
-from harness.check.call_comparison import (
-    ROUNDING_UNITS,
-    TOLERANCE_FACTOR,
-    InvalidReference,
-    compare,
-    to_float64_leaves,
 )
 
 EXP_LIMIT = 800.0  # exp(EXP_LIMIT) is infinite in float64, exp(-EXP_LIMIT) is 0

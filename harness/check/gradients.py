@@ -30,16 +30,16 @@ class Subject:
     Attributes:
         function: The function to check; it takes the tensors of `make` by position and returns one or more.
         reference: The same function, built from PyTorch's differentiable operations.
-        make: (sizes, seed) -> float64 tensors of a problem; `sizes` is "odd", "square", "row" (no leading axis),
+        make_tensors: (sizes, seed) -> float64 tensors; `sizes` is "odd", "square", "row" (no leading axis),
             "deep" (three leading axes) or, by name only, "tall" (thousands of rows).
         frozen: Floating-point inputs without a gradient.
-        saved: (inputs) -> bytes that may be saved for the backward pass; None if bytes are not counted.
-        sizes: The kinds of sizes that `make` supports.
+        expected_saved_bytes: (inputs) -> bytes saved for the backward pass; None if they are not counted.
+        sizes: The kinds of sizes that `make_tensors` supports.
         dtypes: Dtypes that the function supports; inputs have the first by default.
         names: Names of the inputs in messages, by default input 0, input 1 and so on.
-        movable: Inputs that may be set to special values; None for all that have a gradient.
+        editable: Inputs that may be set to special values; None for all that have a gradient.
         subgradients: Whether any slope between the two sides of a kink is accepted.
-        dropped: Tensors not compared because PyTorch's own error is too large -> that error.
+        not_compared: Tensor -> PyTorch's own error, if that is too large for a comparison.
     """
 
     function: Function
@@ -136,7 +136,7 @@ def are_equal(first: Tensors, second: Tensors, tolerance: float = 0.0) -> bool:
 
 
 def compute_second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
-    """Return gradients of a random projection of the gradients: of the inputs, then of incoming gradients."""
+    """Differentiate a random projection of the gradients by the inputs, then by the incoming gradients."""
     outputs = tuple(t for t in compute_outputs(function, inputs) if t.requires_grad)
     grad_outputs = [g.requires_grad_() for g in random_like(outputs)]
     first = call_autograd_grad(outputs, list_leaves(inputs), grad_outputs, create_graph=True)
@@ -149,7 +149,7 @@ def compute_second_gradients(function: Function, inputs: list[Tensor]) -> list[T
 
 
 def record_saved_tensors(call: Callable[[], R]) -> tuple[R, list[Tensor]]:
-    """Return a call's result and the tensors that autograd saves for its backward pass, each storage once."""
+    """Return a call's result and the tensors saved for its backward pass, one for each storage."""
     tensors: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class CheckedCall:
 
 
 class Distance(float):
-    """A distance between tensors; `element` describes the element that differs most, with its values."""
+    """A distance between tensors; `worst_element` describes the element that differs most."""
 
     worst_element: str = ""
     limit: float = TOLERANCE
@@ -184,7 +184,7 @@ class Distance(float):
 def measure_distance(
     got: Tensors, expected: Tensors, min_scale: float = MIN_SCALE, names: Sequence[str] = ()
 ) -> Distance:
-    """Return the largest difference, relative to the largest expected element of its tensor, or to `least`.
+    """Return the largest difference, relative to its tensor's largest expected element, or to `min_scale`.
 
     It is inf if shapes differ or a value is NaN. `names` default to "the gradient of input 0" and so on.
     """
@@ -204,7 +204,7 @@ def measure_distance(
 
 
 def make_infinite_distance(message: str) -> Distance:
-    """Return an infinite distance, for tensors whose elements cannot be compared."""
+    """Return an infinite distance, for tensors that cannot be compared."""
     distance = Distance("inf")
     distance.worst_element = message
     return distance

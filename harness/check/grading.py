@@ -45,7 +45,7 @@ from harness.vgpu.checks.findings import format_count
 # A ladder's second hint is about the code rather than the formula: a guard, a barrier, an atomic, a cast.
 CODE_HINT = 2
 MAX_SHOWN_CAUSES = 3
-# An untouched blank leaves its output unwritten: later kernels that read it are not to blame.
+# An untouched blank leaves its output unwritten; later kernels that read it are correct.
 UNWRITTEN_KINDS = ("uninitialised read", "output never written")
 
 
@@ -56,8 +56,8 @@ class Grader:
     Attributes:
         gates: Gates to report if attempted; empty for all.
         quantities: Quantities to compare in addition to those of attempted gates.
-        repeated, runs: Quantities to compare in repeated runs of one case, and the number of runs.
-        provided: Gates to check with the provided code.
+        repeated_quantities: Quantities to compare in `num_runs` runs of one case.
+        provided_ids: Gates to check with the provided code.
     """
 
     reference: Reference
@@ -206,8 +206,9 @@ class Grader:
         """Assign findings to the gates of a variant.
 
         A finding is assigned to the gate of its blank or, if it occurs only in gates that reuse the blank, to
-        the gate that launched it. If the compiler merged its line away, it is assigned to the gates of its
-        kernel's other findings; outside the blanks, to the gates with wrong values, else to all gates.
+        the gate that launched it. If the compiler merged its line with another, it goes to the gates of the
+        kernel's other findings. A finding outside the blanks goes to the gates with wrong values or, if there
+        are none, to all gates.
         """
         default_owners = [r.gate.id for r in gates if list_wrong_quantities(r)] or [r.gate.id for r in gates]
         owners_by_finding: list[tuple[Finding, list[str]]] = []
@@ -232,7 +233,7 @@ class Grader:
                     result.state = "wrong"
 
     def _is_shared(self, finding: Finding, owner: str, findings: Sequence[Finding]) -> bool:
-        """Check whether a finding in a gate's blank appears only in launches of gates that reuse its code."""
+        """Check whether a finding in a gate's blank occurs only in launches of gates that reuse its code."""
         launches = {other.kernel for other in findings if other.location == finding.location}
         return all(owner in self._get_dependencies(launch) for launch in launches)
 
@@ -240,7 +241,7 @@ class Grader:
         return self.puzzle.mojo_rung.dependencies.get(gate, ()) if self.puzzle.mojo_rung else ()
 
     def _explain(self, result: GateResult, diagnoses: Mapping[str, Diagnosis], failure: str) -> None:
-        """Fill in the diagnosis: failure, wrong and correct quantities, causes in the source or findings."""
+        """Complete a diagnosis: failure, wrong and correct quantities, causes in the source or findings."""
         gate, wrong = result.gate, list_wrong_quantities(result)
         blank = self.blanks.get(gate.id)
         source_errors = find_source_errors(self.source, blank) if blank else []
@@ -279,7 +280,7 @@ class Grader:
         source_errors: Sequence[SourceError],
         known_ids: set[str],
     ) -> None:
-        """Add the causes in the source, else those of the findings, and select the hint."""
+        """Add the causes from the source, or otherwise from the findings, and select the hint."""
         gate, blank = result.gate, self.blanks.get(result.gate.id)
         cause = find_cause(causes)
         if source_errors and result.mistake not in known_ids and not (cause and cause[0] in CERTAIN_MISTAKES):
@@ -300,7 +301,7 @@ class Grader:
             )
         if not cause:
             return
-        # A formula that gives exactly these values explains more than a memory finding.
+        # A formula that gives exactly these values is a more specific diagnosis than a memory finding.
         if result.mistake in known_ids and cause[0] not in PRIMARY_MISTAKES:
             result.diagnosis.append(cause[1])
             return

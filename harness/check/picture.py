@@ -1,4 +1,4 @@
-"""Trace a learner's run: every access of every thread, the first wrong element, and the thread at fault.
+"""Trace a learner's run: every access of every thread, the first wrong element, and its cause.
 
 The learner's kernels and the solution's run one case on the virtual GPU, with all accesses recorded.
 """
@@ -74,7 +74,7 @@ class Picture:
         puzzle, gate, case: Subject of the picture; `result` is the gate's result in all cases.
         learner, solution: The learner's run and the solution's.
         wrong: The first wrong element of each wrong quantity of the gate, in the order of writing.
-        fault: The fault that makes the first of them wrong, from comparing the runs, or None.
+        root_cause: The root cause of the first of them, from comparing the runs, or None.
         finding: The finding that is the cause, or None.
         shapes: Name -> shape, of every tensor whose shape is known.
     """
@@ -96,7 +96,7 @@ class Picture:
 
     @property
     def thread(self) -> Thread | None:
-        """The thread to follow: the finding's, else the fault's, else a writer of an output's element 0."""
+        """The thread to follow: the finding's, the root cause's, or a writer of an output's element 0."""
         if self.finding and self.finding.thread is not None:
             launch = self.find_launch(self.finding)
             if launch is not None:
@@ -127,7 +127,7 @@ class Picture:
         return None
 
     def unflatten(self, name: str, element: int) -> tuple[int, ...]:
-        """Return the index of a flat element, or (element,) if the shape is unknown or too small."""
+        """Return a flat element's index, or (element,) if the shape is unknown or too small."""
         shape = self.shapes.get(name, ())
         if len(shape) < 2 or not 0 <= element < math.prod(shape):
             return (element,)
@@ -279,7 +279,7 @@ def find_first_write(run: Accesses, wrong: WrongElements) -> int:
 
 
 def rank_causes(findings: list[Finding], result: GateResult, symptoms: bool = False) -> list[Finding]:
-    """Return the findings that belong to the gate, the likeliest cause first; symptoms only if requested."""
+    """Return the gate's findings, the likeliest cause first; symptoms only if requested."""
     reported = {(finding.kind, finding.location) for finding in result.findings}
     kinds = list(CAUSES)
     gate_findings = [
@@ -306,7 +306,7 @@ def add_explanation(picture: Picture) -> Picture:
 
 
 def infer_shapes(picture: Picture) -> None:
-    """Give a workspace the shape of the tensors of its size that a launch computes from it, if unique."""
+    """Infer a workspace's shape from equally large outputs of a launch that reads it, if unique."""
     for launch in picture.learner.accesses.launches:
         tensors = launch.events.tensors
         written = {step.tensor for step in launch.events.steps if step.kind in "WA"} - {""}

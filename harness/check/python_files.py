@@ -112,7 +112,7 @@ class PythonChecker:
         ladder_gate: str = "",
         **fields: Any,
     ) -> GateResult:
-        """Return the result of a wrong gate, with a hint from its own ladder or from that of gate `of`."""
+        """Return the result of a wrong gate, with a hint of its own ladder or of `ladder_gate`'s."""
         ladder = self.puzzle.get_ladder_name(self.rung, ladder_gate or gate.id)
         return GateResult(gate, "wrong", diagnosis=lines, mistake=mistake, hint=f"{ladder}-{hint}", **fields)
 
@@ -125,7 +125,7 @@ class CaseChecker(PythonChecker):
     """A checker of the values of each gate's function in each case, then of further properties."""
 
     context = ""
-    """The current check, for messages about exceptions in the learner's code."""
+    """The current check in words, for messages about exceptions in the learner's code."""
 
     def _check_gate(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")
@@ -213,7 +213,7 @@ def describe_exit(error: BaseException, path: Path) -> str:
 def describe_exception(error: BaseException, path: Path, max_length: int | None = None) -> str:
     """Describe an exception in one line, with the line of the learner's file that raised it.
 
-    The message is cut to `longest` characters, not counting the file's path.
+    The message is cut to `max_length` characters, not counting the file's path.
     """
     where = locate_error(error, path)
     message = " ".join(str(error).split())[:max_length]

@@ -70,7 +70,7 @@ def choose_torch_device(target: Target) -> str:
 
 
 def list_code_files(puzzle: str) -> list[Path]:
-    """Return the files that the reference results depend on."""
+    """Return the source files that the reference results depend on."""
     folder = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
     shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "check/reference.py")
     return sorted(
@@ -228,7 +228,7 @@ class Reference:
         variant: str = "",
         propagated_error: float = 0.0,
     ) -> TensorResult:
-        """Compare one quantity of a case; `allowance` and `propagated` are arguments of `compare`.
+        """Compare one quantity of a case; the factor and `propagated_error` are arguments of `compare`.
 
         A `variant` with its own baseline is compared with that one.
         """

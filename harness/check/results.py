@@ -33,7 +33,7 @@ def find_correct_quantities(comparisons: Iterable[Comparison]) -> set[str]:
 class Diagnosis:
     """The description of an error: `sentence` describes the mistake, or states that none is known.
 
-    `mistake` is its id or None, `hint` the next hint, such as "dx-2"; `steps` are those that it changes.
+    `mistake` is its id or None, `hint` the next hint, such as "dx-2"; `changed_steps` are those it changes.
     """
 
     sentence: str = ""

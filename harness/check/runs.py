@@ -52,7 +52,7 @@ class DeviceResult:
 class Run:
     """The state of a run, for reports.
 
-    `rejected` are gates that are correct on every device in the run's cases, but wrong in further cases.
+    `rejected_gates` are correct on every device in the run's cases, but wrong in further cases.
     """
 
     options: Options
@@ -100,7 +100,7 @@ class Run:
 
 
 def collect_gate_states(run: Run) -> dict[str, bool]:
-    """Return gate -> whether it is correct, for gates whose quantities were all compared on a GPU."""
+    """Map each gate whose quantities were all compared on a GPU to whether it is correct."""
     is_correct: dict[str, bool] = {}
     for device in run.devices:
         for variant in device.variants.values():

@@ -1,6 +1,6 @@
 """Find mistakes in the source of a blank that compile but cannot be identified from values.
 
-A fault quotes its line, and is reported only for a wrong gate. The names of tensor axes and loop bounds are
+An error quotes its line, and is reported only for a wrong gate. The names of tensor axes and loop bounds are
 read from the code around the blank: `var W = TileTensor(weight, row_major(O, H))` has the axes O and H, and
 `h` runs over H in the body of `for h in range(H)`. Uncertain cases are skipped.
 """
@@ -39,7 +39,7 @@ class SourceError:
 
 
 def find_source_errors(path: Path, blank: Blank) -> list[SourceError]:
-    """Return the faults in a blank of a Mojo file, in the order of its lines."""
+    """Return the errors in a blank of a Mojo file, in the order of its lines."""
     try:
         items = Items({path.name: path.read_text(encoding="utf-8")})
     except (OSError, UnicodeDecodeError):
@@ -77,7 +77,7 @@ class Scope:
         self.axis_sizes = {axis for axes in self.tensors.values() for axis in axes} | {*self.sizes}
 
     def find_bounds(self, line_index: int) -> dict[str, str]:
-        """Return loop index -> bound, for the loops around a line; "" if uncertain.
+        """Map the index of each loop around a line to its bound; "" if uncertain.
 
         An `if` in the loop may lower the bound.
         """
@@ -99,7 +99,7 @@ class Scope:
         return bounds
 
     def find_double_index(self, code: str) -> Iterator[tuple[str, str]]:
-        """Yield faults such as `x[row][h]` instead of `x[row, h]`."""
+        """Yield errors such as `x[row][h]` instead of `x[row, h]`."""
         for match in ACCESS.finditer(code):
             first = find_bracketed(code, match.end() - 1)
             end = match.end() + len(first) + 1
@@ -251,6 +251,6 @@ def is_in_blank(at: "Location", source: Path, blank: Blank) -> bool:
 
 
 def has_merged_line(finding: "Finding") -> bool:
-    """Check whether the compiler merged the finding's instruction from several lines, marked as line 0."""
+    """Check whether the compiler merged the instruction from several lines, which it marks as line 0."""
     location = finding.instr.loc if finding.instr else None
     return any(frame.line == 0 for frame in (location.list_frames() if location else ()))

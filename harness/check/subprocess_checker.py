@@ -50,7 +50,7 @@ class WorkerDied(Exception):
 
 
 class SubprocessChecker:
-    """A Python rung's checker in another process; `options` are that checker's keyword arguments.
+    """Run a Python rung's checker, created with `options`, in another process.
 
     `interactive`: whether the code may read from this process's terminal, as `input()` and `breakpoint()` do.
     """
@@ -202,7 +202,7 @@ def stop_worker(process: BaseProcess, connection: Connection) -> None:
 
 
 def wait_for_exit(process: BaseProcess, timeout_s: float) -> int | None:
-    """Return the exit code of a process that is about to end, or None after `seconds`.
+    """Return the exit code of a process that is about to end, or None after `timeout_s` seconds.
 
     `join` may block forever if the process has closed its files.
     """

@@ -20,7 +20,7 @@ from harness.spec.rungs import TorchFunction, TorchRung
 
 Tensors = dict[str, torch.Tensor]
 MAX_MESSAGE_LENGTH = 300
-"""Maximum number of characters shown of gradcheck's message."""
+"""Maximum number of characters of gradcheck's message in a result."""
 
 
 class TorchChecker(CaseChecker):

@@ -17,7 +17,7 @@ NUM_ORDERS = 8
 
 
 def sum_sequentially(terms: "Tensor") -> "Tensor":
-    """Sum over the last axis term by term, as one thread does, the least accurate order; keep the axis."""
+    """Sum over the last axis one term at a time, the least accurate order; keep the axis."""
     total = terms[..., :1].clone()
     for k in range(1, terms.shape[-1]):
         total += terms[..., k : k + 1]
@@ -34,9 +34,9 @@ def compute_worst_baseline(
 ) -> "Tensors":
     """Return PyTorch's results by name, each from the column order with the largest error against float64.
 
-    The columns are the last axis of the tensors named in `columns`, and of the results named in `back`. One
-    order is enough in float64, and for `large` tensors, whose long sums average errors out. `others` compute
-    some of the results by equivalent formulas.
+    The columns are the last axis of the tensors named in `columns`, and of `column_results`. One order is
+    enough in float64, and if `is_large`, because errors average out in long sums. `other_formulas` are
+    equivalent formulas for some of the results.
     """
     import torch
 

@@ -25,7 +25,7 @@ class Axis:
 
 
 def make_basic_cases(dims: Dims, default_purpose: str, adversarial_purpose: str) -> list[Case]:
-    """Return the default case and one with adversarial inputs; `plain` and `hard` are their purposes."""
+    """Return the default case and one with adversarial inputs, each with its purpose."""
     return [
         Case("chapter", default_purpose, dims, "plain"),
         Case("hard values", adversarial_purpose, dims, "hard", in_16_bits=True),
@@ -35,7 +35,7 @@ def make_basic_cases(dims: Dims, default_purpose: str, adversarial_purpose: str)
 def make_cases_function(
     dims: Dims, default_purpose: str, adversarial_purpose: str, other_cases: Sequence[Case]
 ) -> Callable[..., list[Case]]:
-    """Return a puzzle's `cases`: `make_basic_cases` and, unless --dims sets the sizes, `others`."""
+    """Return a puzzle's `list_cases`: the basic cases and, unless --dims sets the sizes, `other_cases`."""
 
     def list_cases(requested_dims: Dims | None = None) -> list[Case]:
         basic_cases = make_basic_cases(requested_dims or dims, default_purpose, adversarial_purpose)
@@ -45,7 +45,7 @@ def make_cases_function(
 
 
 def make_tiled_axis(name: str, tile: int, *larger: int) -> Axis:
-    """Return an axis processed in tiles; `larger` adds sizes, for example more than a block has threads."""
+    """Return an axis processed in tiles; `larger` adds sizes, such as one above the threads of a block."""
     sizes = ((tile - 1, 1), (tile,), (2 * tile + 1, tile + 1, *larger))
     return Axis(name, dict(zip(SIZE_CLASSES, sizes, strict=True)))
 
@@ -105,7 +105,7 @@ def describe_class(name: str) -> str:
 
 
 def make_nonfinite_cases(values_by_tensor: Mapping[str, tuple[str, ...]], dims: Dims) -> list[Case]:
-    """Return a case for each value in `places`: tensor -> its symbol in the book, then "NaN", "inf", "-inf".
+    """Return a case for each value in `values_by_tensor`: tensor -> (symbol in the book, "NaN", "inf", ...).
 
     A case's `values` are "NaN in input", for example; `write_nonfinite` writes the NaN.
     """
@@ -140,7 +140,7 @@ CANCELLING = "cancelling"
 def draw_cancelling(
     rows: int, columns: int, rng: np.random.Generator, cancel: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return dy [rows, columns], whose column sums expose rounding to 16 bits, and each row's group [rows].
+    """Draw dy [rows, columns], whose column sums expose rounding to 16 bits, and the group of each row.
 
     The three rows of a group, which a spec multiplies by the same factor, are dy, dy / 2 and -3/2 dy, so that
     they sum to 0; the last row, about an eighth as large, determines the result. Values have few significant

@@ -1,7 +1,7 @@
 """Limit the cost of a gate's kernels, by counters of the virtual GPU; a gate above a limit is wrong.
 
 A limit is computed from shapes, not from a solution. A cost is attributed to instructions, so that a message
-can name the most expensive line.
+can report the most expensive line.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # counters load NumPy, which listing puzzles does not need
 
 @dataclass(frozen=True)
 class Cost:
-    """A cost, and each instruction's share; if higher is better, the shortfall from the maximum."""
+    """A cost and the share of each instruction."""
 
     value: float
     shares: "Sequence[tuple[Instr, float]]" = ()
@@ -70,6 +70,6 @@ class Limit:
 
 
 def divide_amounts(amounts: "Iterable[tuple[Instr, float]]", divisor: float) -> Cost:
-    """Return the cost whose shares are the instructions' amounts divided by `over`."""
+    """Return the cost whose shares are the instructions' amounts divided by `divisor`."""
     amounts = [(instr, amount / divisor) for instr, amount in amounts]
     return Cost(sum(amount for _, amount in amounts), amounts)

@@ -1,7 +1,8 @@
 """`check_backward`: the workbook's checks for your own backward pass.
 
-problem.py makes the inputs, tries.py defines the tries, `harness/check/measured.py` compares a call with the
-reference and measures the tolerance, names.py names the mistake, report.py formats the results.
+problem.py makes the inputs, checks.py defines the checks, `harness/check/call_comparison.py` compares a
+call with the reference and measures the tolerance, mistakes.py identifies the mistake, report.py formats the
+results.
 """
 
 import time
@@ -11,13 +12,13 @@ from dataclasses import replace
 
 import torch
 
-from harness.check.gradients import DTYPES, Message, describe_error, get_dtype_name
 from harness.check.call_comparison import InvalidReference
+from harness.check.gradients import DTYPES, Message, describe_error, get_dtype_name
 from harness.devices.custom_ops import MojoOps, Worker, finish_all
+from harness.testing.checks import CHECKS, MAY_REFUSE, REFERENCE_EXEMPT, Check, NotApplicable, is_accepted
 from harness.testing.mistakes import identify_mistake
 from harness.testing.problem import AnyFunction, InputSpec, Problem, check_arguments, make_problem, require
 from harness.testing.report import CheckResult, Report
-from harness.testing.checks import CHECKS, MAY_REFUSE, REFERENCE_EXEMPT, Check, NotApplicable, is_accepted
 
 __all__ = ["CHECKS", "MojoOps", "Report", "check_backward"]
 
@@ -61,17 +62,17 @@ def check_backward(
         inputs: Name -> a shape of numbers and names (one name is one size, `...` any leading axes), a tensor,
             or a function of (sizes, generator) that makes one: integers, masks, ...; in argument order. Those of
             a floating dtype are expected to have gradients: if one has none, detach it in the reference.
-        dtypes: Dtypes to try, widest first. Most tries use the first one that the function accepts.
-        leave_out: Names of tries to leave out.
-        only: Names of the tries to make; None means all.
-        allow_refusal: Whether the forward pass may raise, or the tries in which it may; never in `plain`.
+        dtypes: Dtypes to check, widest first. Most checks use the first one that the function accepts.
+        leave_out: Names of checks to leave out.
+        only: Names of the checks to run; None for all.
+        allow_refusal: Whether the forward pass may raise, or the checks in which it may; never in `plain`.
             An exception in the backward pass counts as wrong.
         subgradients: Whether any number between the two one-sided slopes at a kink is accepted.
         saved: (inputs) -> the number of bytes that may be saved for the backward pass.
         device: The device of the tensors.
 
     Raises:
-        ValueError: If an argument is invalid, a try is unknown, or the reference rejects the inputs.
+        ValueError: If an argument is invalid, a check is unknown, or the reference rejects the inputs.
     """
     check_arguments(function, reference, inputs, dtypes, saved)
     may_refuse = CHECKS if allow_refusal is True else MAY_REFUSE if allow_refusal is False else allow_refusal
@@ -108,21 +109,21 @@ def check_backward(
 
 
 def select_checks(dtypes: Sequence[torch.dtype], **options: Collection[str]) -> list[str]:
-    """Return the names of the tries to make; raise ValueError if one is unknown or none is left."""
+    """Return the names of the checks to run. Raises ValueError if one is unknown or none is left."""
     for option, names in options.items():
         is_valid = isinstance(names, Collection) and not isinstance(names, str)
-        require(is_valid, option, names, "a list of names of tries")
+        require(is_valid, option, names, "a list of names of checks")
         if unknown := [str(name) for name in names if name not in [*CHECKS]]:
-            raise ValueError(f"there is no try {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+            raise ValueError(f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     excluded = {*options["leave_out"], *(get_dtype_name(dtype) for dtype in DTYPES if dtype not in dtypes)}
     selected = [name for name in CHECKS if name in options["only"] and name not in excluded]
     if not selected:
-        raise ValueError("no try is left: see only, leave_out and dtypes")
+        raise ValueError("no check is left: see only, leave_out and dtypes")
     return selected
 
 
 def run_check(name: str, check: Check, problem: Problem, may_refuse: bool) -> CheckResult:
-    """Run one try and return its result; raise ValueError if the reference raises in `plain`."""
+    """Run one check and return its result. Raises InvalidReference if the reference raises in `plain`."""
     problem.not_compared.clear()
     try:
         line = check(problem)

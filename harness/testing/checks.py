@@ -1,4 +1,4 @@
-"""Define the tries of `check_backward`; each returns a message if one kind of call is wrong."""
+"""Define the checks of `check_backward`; each returns a message if one kind of call is wrong."""
 
 import contextlib
 import copy
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.check import gradient_checks as checks
+from harness.check.call_comparison import InvalidReference, compare
 from harness.check.gradients import (
     DTYPES,
     Edit,
@@ -30,20 +31,17 @@ from harness.check.gradients import (
     report_excess,
     run_backward,
 )
-from harness.check.call_comparison import InvalidReference, compare
 from harness.devices.custom_ops import finish_all
 from harness.testing.problem import LARGE_SIZE, MODEL_WIDTH, Problem, bind_parameters, mark_refusals
 
-COARSE_FLOOR = (
-    1e-6  # tolerance for inputs so large that any formula loses digits: only NaN and infinity matter
-)
+COARSE_FLOOR = 1e-6  # tolerance for inputs so large that any formula loses digits: only NaN and inf matter
 LOW_PRECISION_DTYPES = (torch.bfloat16, torch.float16)
 Check = Callable[[Problem], str | None]
 get_ordinary_sizes = attrgetter("sizes")  # all ordinary kinds of sizes of a problem
 
 
 class NotApplicable(Exception):
-    """This try does not apply to the function or the machine."""
+    """This check does not apply to the function or the machine."""
 
 
 def is_accepted(problem: Problem, dtype: torch.dtype) -> bool:
@@ -71,7 +69,7 @@ def compare_calls(
     edit: Edit | None = None,
     **options: Any,
 ) -> Check:
-    """Return a try of one kind of call at the sizes `at`; `words` is a template for {sizes} and {dtype}."""
+    """Return a check of one kind of call; `message` is a template for {sizes} and {dtype}."""
 
     def check(problem: Problem) -> str | None:
         all_sizes, all_dtypes = select_sizes(problem), dtypes(problem)

@@ -1,4 +1,4 @@
-"""Identify the mistake in a wrong gradient, known for a common op or general; none if several fit."""
+"""Identify the mistake in a wrong gradient: one known for a common op, or a general one."""
 
 import contextlib
 import itertools
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from harness.check.call_comparison import get_float_dtype, get_floor, make_leaf, to_float64_leaves
 from harness.check.gradients import (
     CheckedCall,
     Tensors,
@@ -17,7 +18,6 @@ from harness.check.gradients import (
     describe_error,
     ones_like,
 )
-from harness.check.call_comparison import get_float_dtype, get_floor, make_leaf, to_float64_leaves
 from harness.puzzles.p21.known import KNOWN
 from harness.testing.problem import Problem, resolve_sizes
 

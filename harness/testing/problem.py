@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from harness.check.gradients import DTYPES, Function, Subject, are_equal, compute_outputs, get_dtype_name
 from harness.check.call_comparison import get_float_dtype, guard_reference
+from harness.check.gradients import DTYPES, Function, Subject, are_equal, compute_outputs, get_dtype_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +34,7 @@ LARGE_SIZE, MODEL_WIDTH, MANY_ROWS = 1031, 2304, 5003  # above a block, a model'
 
 @dataclass(frozen=True)
 class Problem(Subject):
-    """A subject whose inputs have named sizes (`free`); `notes` are reported but never fail.
+    """A subject whose inputs have named sizes, `size_names`; `notes` are reported but are not failures.
 
     `module` is the function as passed in, `parameters` lists its parameters that are inputs.
     """
@@ -47,7 +47,7 @@ class Problem(Subject):
 
 
 def require(is_valid: object, name: str, value: object, expected: str) -> None:
-    """Raise ValueError, naming the argument and the `expected` value, unless it `fits`."""
+    """Raise ValueError, with the argument's name and the `expected` value, unless it is valid."""
     if not is_valid:
         raise ValueError(f"{name} is {textwrap.shorten(repr(value), 80)}, and should be {expected}")
 
@@ -126,7 +126,7 @@ def make_problem(
 
 
 def mark_refusals(function: Callable[P, R], error_type: type[Exception] = Exception) -> Callable[P, R]:
-    """Return the function with its exceptions marked as refusals by an attribute, which keeps their types."""
+    """Return the function with its exceptions marked as refusals by an attribute."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -157,7 +157,7 @@ def bind_parameters(function: AnyFunction, names: Sequence[str]) -> Function:
 
 
 def list_size_names(entries: Mapping[str, InputSpec]) -> list[str]:
-    """Return the size names in shapes, then those that functions read."""
+    """Return the size names in shapes, then those that functions look up."""
     shapes = (entry for entry in entries.values() if isinstance(entry, Sequence))
     sizes = defaultdict(lambda: 3, {s: 3 for shape in shapes for s in shape if isinstance(s, str)})
     for name, entry in entries.items():

@@ -1,4 +1,4 @@
-"""Format the results of the tries on one screen."""
+"""Format the results of `check_backward` on one screen."""
 
 import textwrap
 from collections.abc import Sequence
@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["right", "wrong", "refused", "dropped", "not here"]
-MAX_WIDTH, MAX_LINES, MAX_SHOWN = (
-    100,
-    3,
-    6,
-)  # characters per line, lines per try, further wrong tries with a line
+MAX_WIDTH, MAX_LINES, MAX_SHOWN = 100, 3, 6  # characters a line, lines a check, further failures with a line
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one try; `said` is the error, the refusal's message, or why the try was dropped."""
+    """The result of one check; `message` is the error, the refusal, or the reason why it was dropped."""
 
     name: str
     state: State
@@ -23,8 +19,7 @@ class CheckResult:
 
 
 def format_part(count: int, total: int) -> str:
-    """Describe `count` of the `made` tries."""
-    return f"{count} of {total} tries" if total > 1 else ("no try", "the only try")[count]
+    return f"{count} of {total} checks" if total > 1 else ("no check", "the only check")[count]
 
 
 @dataclass(frozen=True)
@@ -32,8 +27,8 @@ class Report:
     """The result of `check_backward`; prints as one screen.
 
     Attributes:
-        tries: The results of all tries, in order.
-        where: The dtype and device of most tries.
+        results: The results of all checks, in order.
+        where: The dtype and device of most checks.
         mistake: What the wrong gradient equals instead; "" if no known mistake fits, or several do.
         notes: Observations that are reported but not required.
     """
@@ -56,7 +51,7 @@ class Report:
         return [result for result in self.results if result.state == state]
 
     def raise_if_wrong(self) -> None:
-        """Raise AssertionError, with the report as its message, if any try is wrong."""
+        """Raise AssertionError, with the report as its message, if any check fails."""
         __tracebackhide__ = True  # pytest then shows the caller's line
         if self.wrong:
             raise AssertionError(f"\n{self}")
@@ -68,7 +63,7 @@ class Report:
         )
         if self.wrong:
             first, *others = self.wrong
-            lines = [f"WRONG: {first.message}", f"   in the try '{first.name}'"]
+            lines = [f"WRONG: {first.message}", f"   in the check '{first.name}'"]
             lines += [f"   {self.mistake}"] * bool(self.mistake)
             only = "; no other was made: they would say the same" * (first.name == "plain")
             lines.append(f"wrong in {format_part(len(self.wrong), count)}, {where}{only}")

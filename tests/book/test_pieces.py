@@ -74,7 +74,7 @@ def test_each_bug_has_six_edits_including_the_solution():
 def test_page_names_the_existing_checks():
     assert tuple(USUAL) == gradcheck_matrix.USUAL
     page = (CHECKOUT / "book/src" / GRADCHECK).with_suffix(".md").read_text(encoding="utf-8")
-    assert f"makes up to {len(CHECKS)} *tries*" in page
+    assert f"makes up to {len(CHECKS)} *checks*" in page
 
 
 def test_correct_functions_pass_every_call_and_reports_have_their_functions():

@@ -28,8 +28,8 @@ from harness import nn
 from harness.check.call_comparison import InvalidReference
 from harness.puzzles.p21.known import KNOWN
 from harness.testing import CHECKS, check_backward
-from harness.testing.problem import make_problem
 from harness.testing.checks import reject_bad_index
+from harness.testing.problem import make_problem
 from harness.toolchain import roots
 
 RECORD = roots.CHECKOUT / "book" / "records" / "check_backward.csv"
@@ -38,7 +38,7 @@ RECORDED = {row["wrong"]: row for row in csv.DictReader(LINES)}
 WRONG = {case.name: case for case in [*list_wrong_ops(), *list_faults()]}
 RIGHT = [*list_layers(), *list_functions(), *list_public()]
 SLOW = ("compile", "thousands of rows", "larger than a block", "gradcheck")
-"""Slow tries, or those that load the compiler."""
+"""Slow checks, or those that load the compiler."""
 SHAPES = {"x": ("N", "H"), "w": ("H",)}
 
 
@@ -294,8 +294,8 @@ def test_assertion_contains_the_report():
         report.raise_if_wrong()
     assert str(report) in str(raised.value) and not report.ok
     assert str(report).startswith("WRONG: odd sizes: the gradient of x at [")
-    assert "in the try 'plain'" in str(report) and "no other was made" in str(report)
-    assert "wrong in the only try, float64 on cpu" in str(report)
+    assert "in the check 'plain'" in str(report) and "no other was made" in str(report)
+    assert "wrong in the only check, float64 on cpu" in str(report)
     assert len(str(report).splitlines()) < 40 and max(map(len, str(report).splitlines())) <= 100
 
 
@@ -320,7 +320,7 @@ def test_function_may_support_a_single_dtype():
     assert {attempt.name for attempt in report.select("refused")} == {"float64", "bfloat16", "float16"}
     assert "refused: float64: TypeError: float32 only" in str(report)
     alone = report_on(narrow, only=["float64"])
-    assert str(alone).startswith("right in no try, float32 on cpu")
+    assert str(alone).startswith("right in no check, float32 on cpu")
     strict = report_on(narrow, allow_refusal=False)
     assert {attempt.name for attempt in strict.wrong} == {"float64", "bfloat16", "float16"}
     some = report_on(narrow, allow_refusal=["float64"])
@@ -369,14 +369,14 @@ def test_module_parameters_are_inputs():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"only": ["nonsense"]}, "there is no try nonsense; there are plain, "),
-        ({"allow_refusal": ["float46"]}, "there is no try float46; there are plain, "),
-        ({"only": "plain"}, "only is 'plain', and should be a list of names of tries"),
-        ({"leave_out": None}, "leave_out is None, and should be a list of names of tries"),
-        ({"leave_out": [3]}, "there is no try 3; there are plain, "),
-        ({"allow_refusal": 1}, "allow_refusal is 1, and should be a list of names of tries"),
-        ({"only": []}, "no try is left: see only, leave_out and dtypes"),
-        ({"only": ["float64"], "dtypes": [torch.float32]}, "no try is left: see only, leave_out and dtypes"),
+        ({"only": ["nonsense"]}, "there is no check nonsense; there are plain, "),
+        ({"allow_refusal": ["float46"]}, "there is no check float46; there are plain, "),
+        ({"only": "plain"}, "only is 'plain', and should be a list of names of checks"),
+        ({"leave_out": None}, "leave_out is None, and should be a list of names of checks"),
+        ({"leave_out": [3]}, "there is no check 3; there are plain, "),
+        ({"allow_refusal": 1}, "allow_refusal is 1, and should be a list of names of checks"),
+        ({"only": []}, "no check is left: see only, leave_out and dtypes"),
+        ({"only": ["float64"], "dtypes": [torch.float32]}, "no check is left: see only, leave_out and dtypes"),
         ({"dtypes": torch.float32}, "dtypes is torch.float32, and should be a list of some of float64, "),
         ({"dtypes": []}, r"dtypes is \[\], and should be a list of some of "),
         ({"dtypes": ["float32"]}, r"dtypes is \['float32'\], and should be a list of some of "),

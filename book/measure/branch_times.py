@@ -8,23 +8,12 @@ says, whose estimates come from such a file. Every way is compared with float64 
 import torch
 
 from book.measure.product_times import BURST, LIBRARY, OWN, PAUSE, aligned, chosen, given, make, passes
+from book.measure.record import sizes
 from book.measure.shared import capture, medians, write
 from harness.nn.layers import TWO_STREAMS, decode_plan
 
 ONE = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, LIBRARY))
 TWO = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, OWN), (LIBRARY, LIBRARY))
-SIZES = (
-    *((4096, 768, 3072), (8192, 1024, 4096), (512, 768, 2304), (512, 256, 1024), (128, 64, 256)),
-    *((2048, 1280, 5120), (6282, 1344, 3648), (2048, 768, 3072), (8192, 768, 3072), (1024, 1024, 1024)),
-    *((2843, 192, 256), (4909, 1664, 256), (19, 3328, 512), (523, 8256, 3200), (32, 8960, 1408)),
-    *((333, 1152, 6912), (799, 5568, 1536), (1142, 2624, 384), (7403, 576, 192), (25, 1472, 12224)),
-    *((157, 5248, 3072), (399, 13248, 128), (214, 448, 1024), (27, 128, 256), (140, 512, 2624)),
-    *((64, 768, 3072), (16, 4096, 4096), (256, 1024, 4096), (1024, 768, 3072), (1024, 4096, 1024)),
-    *((4096, 1024, 4096), (4096, 2048, 2048), (12288, 1024, 1024), (5000, 1600, 4800), (4164, 320, 14656)),
-    *((37, 5931, 775), (3968, 105, 1265), (3796, 692, 141), (31, 650, 243), (10412, 126, 3116)),
-    *((260, 88, 1067), (30, 338, 997), (1115, 134, 654), (793, 160, 427), (1349, 2212, 505)),
-    *((22020, 576, 64), (5995, 832, 10688), (8192, 4096, 4096), (7416, 16384, 1088)),
-)
 ROUNDS = 9
 LARGEST_ERROR = 6e-3
 """Of a gradient, by the norm of its own: bfloat16 rounds each element by up to 4e-3 of itself."""
@@ -81,4 +70,4 @@ def measure(M: int, H: int, O: int) -> list[dict]:
 
 
 if __name__ == "__main__":
-    write(row for size in SIZES for row in measure(*size))
+    write(row for size in sizes("branches") for row in measure(*size))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from book.measure.record import rows
+from book.measure.record import sizes
 from book.measure.shared import medians, write
 from harness.nn import LayerNormLinear, attention, linear_cross_entropy, mojo_workbook
 
@@ -25,14 +25,6 @@ ATTENTION = ((1, 12, 256, 64, True), (4, 12, 1024, 64, True), (8, 16, 512, 128, 
 VOCABULARY, WIDTH, HEADS, BLOCKS, CONTEXT = 50257, 768, 12, 12, 1024
 COMPILED = 2
 """The batch at which torch.compile is timed too: each compile takes a minute."""
-
-
-def sizes() -> list[tuple[int, int, int]]:
-    """Rows, H and O of the record `sizes`, in its order, and of `bench`."""
-    found = [
-        row for name in ("sizes", "bench") for row in rows(name) if row["M"] and row["dtype"] == "bfloat16"
-    ]
-    return list(dict.fromkeys((int(row["M"]), int(row["H"]), int(row["O"])) for row in found))
 
 
 def pair_calls(M: int, H: int, O: int) -> Calls:
@@ -132,7 +124,7 @@ def step_calls(dtype: str, batch: int) -> Calls:
 def measure() -> Iterator[Mapping[str, object]]:
     """A row for each candidate at each size, with its time over eager PyTorch's in the same turns."""
     cases: list[tuple[str, tuple[int, ...], str, Callable[[], Calls], int]] = [
-        *(("pair", size, "bfloat16", partial(pair_calls, *size), BURST) for size in sizes()),
+        *(("pair", size, "bfloat16", partial(pair_calls, *size), BURST) for size in sizes("sizes", "bench")),
         *(("attention", size, "bfloat16", partial(attention_calls, *size), BURST) for size in ATTENTION),
     ]
     for dtype, batch in product(("bfloat16", "autocast"), (COMPILED, 8)):

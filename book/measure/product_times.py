@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from book.measure.record import sizes
 from book.measure.shared import capture, medians, write
 from harness.bench.timing import CudaClock, LaunchClock
 from harness.nn import host
@@ -22,16 +23,6 @@ UNALIGNED = ((OWN, OWN, OWN), (LIBRARY, LIBRARY, LIBRARY), (PADDED, OWN, OWN))
 GIVEN, ABOVE, OF_CHOICE = 4, 3, 2**7 - 1
 """The operator's option for products that are given, in the bits above it; the bits of a choice."""
 ALL_GRADIENTS = 15
-SIZES = (
-    *((4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 4096, 12288)),
-    *((512, 768, 2304), (512, 256, 1024), (128, 64, 256), (5000, 1600, 4800), (12288, 5120, 5120)),
-    *((2843, 192, 256), (19, 3328, 512), (32, 8960, 1408), (523, 8256, 3200), (7416, 16384, 1088)),
-    *((333, 1152, 6912), (799, 5568, 1536), (4909, 1664, 256), (3717, 13120, 14592), (1142, 2624, 384)),
-    *((183, 12510, 2316), (13544, 9143, 2008), (37, 5931, 775), (3968, 105, 1265), (410, 5482, 7826)),
-    *((8189, 13325, 1165), (3796, 692, 141), (10412, 126, 3116)),
-    *((256, 768, 768), (1024, 768, 3072), (2048, 768, 3072), (1024, 1024, 4096), (1024, 4096, 1024)),
-    *((256, 4096, 4096), (4096, 768, 768), (4096, 2048, 512), (4096, 512, 12288)),
-)
 ROUNDS, BURST, PAUSE = 7, 2_000, 0.004
 """Turns of each way, the microseconds of a turn, and the seconds of pause before it."""
 HOST_WORK = 2**33
@@ -113,4 +104,4 @@ def measure(M: int, H: int, O: int) -> list[dict]:
 
 
 if __name__ == "__main__":
-    write(row for size in SIZES for row in measure(*size))
+    write(row for size in sizes("products") for row in measure(*size))

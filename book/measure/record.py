@@ -145,6 +145,12 @@ def rows(name: str) -> list[Row]:
     return list(read(name).rows)
 
 
+def sizes(*names: str) -> list[tuple[int, int, int]]:
+    """Return M, H and O of the rows of some records, each size once, so that a record is measured again at its sizes."""
+    found = (row for name in names for row in rows(name) if row["M"])
+    return list(dict.fromkeys((int(row["M"]), int(row["H"]), int(row["O"])) for row in found))
+
+
 class Rows:
     """A record in an expression: its numbers by column and by the values of other columns (`pass_` for the column `pass`)."""
 

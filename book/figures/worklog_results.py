@@ -7,8 +7,10 @@ import html
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from book.figures.bench_results import time_text
 from book.figures.charts import bars
@@ -20,32 +22,8 @@ from harness.puzzles.p28.spec import DESCRIPTIONS
 
 COUNTER = re.compile(r"^   (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +[\d.,]+  \S", re.M)
 STEPS = tuple(DESCRIPTIONS)
-NAMES = dict(
-    zip(
-        STEPS,
-        (
-            "coalesced rows", "read once", "16-byte loads", "shuffles", "a row, backwards", "sums over rows", "tiles",
-            "registers", "asynchronous copies", "tensor cores", "three layouts", "epilogues",
-        ),
-        strict=True,
-    )
-)  # fmt: skip
-
-WORDS = {
-    "sectors / fewest": "sectors moved, times the fewest possible",
-    "bytes read / size": "times each input is read",
-    "requests / fewest": "memory requests, times the fewest possible",
-    "shared bytes / row": "bytes stored in shared memory for a row",
-    "gamma, beta read / row width": "times the parameters are read for a row",
-    "atomics": "atomic additions",
-    "elements / multiply-add": "elements read for a multiply-add",
-    "shared bytes / multiply-add": "bytes of shared memory read for a multiply-add",
-    "copy not hidden": "share of multiply-adds that hide no copy",
-    "part not on tensor cores": "share of multiply-adds off the tensor cores",
-    "copied first / size": "times a matrix is read without being multiplied",
-    "output moved / size": "times the output is written or read",
-}
-"""What the report's counters count, where its names for them are short."""
+FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+NAMES, SHARED_BYTES, PRODUCTS = (FACTS[name] for name in ("names", "shared_bytes", "products"))
 
 
 def measured(form: str, step: str, dtype: str = "bfloat16") -> record.Row:
@@ -74,7 +52,7 @@ def counters(step: str) -> list[tuple[str, str, str]]:
     number = lambda text: float(text.replace(",", ""))  # noqa: E731
     found = COUNTER.findall(outputs.load("fast_steps").text)
     return [
-        (str(WORDS.get(name, name)), given, own)
+        (FACTS["counters"].get(name, name), given, own)
         for of, name, given, own in found
         if of == step and number(given) > number(own)
     ]
@@ -87,15 +65,6 @@ def times(ratio: float) -> str:
 
 SHARED_PEAK, TENSOR_PEAK = 132 * 128 * 1_980, 989e6
 """What an H200 can do in a microsecond: bytes that its multiprocessors read from shared memory, operations of its tensor cores."""
-SHARED_BYTES = {"tiled": 8, "registers": 2}
-"""Bytes of shared memory that a multiply-add reads in the machine code."""
-PRODUCTS = {
-    "tensor": (1, "forward product"),
-    "layouts": (2, "two backward products"),
-    "epilogue": (2, "products y and dW"),
-}
-"""How many products a step's kernels compute on tensor cores, and which."""
-
 SAME = "no change in time"
 
 
@@ -202,16 +171,6 @@ def place(number: float, time: float) -> tuple[float, float]:
     return x, BOTTOM - (BOTTOM - TOP) * math.log(time / low) / math.log(high / low)
 
 
-LAUNCHES = {
-    "LayerNorm": ((1,), (1,), (1,)),
-    "y": ((2,), (2,), (2,)),
-    "dln": ((4,), (3,), (6,)),
-    "dW and db": ((3,), (4, 5), (3, 4, 5)),
-    "dx, dγ and dβ": ((5, 6, 7, 8), (6, 7), (7, 8, 9, 10)),
-}
-"""Which launches compute what: after step 12, in PyTorch's layers, and in these layers compiled."""
-
-
 def launches(of: str, *numbers: int) -> float:
     """The microseconds of some launches, as they take them inside both passes; of all without numbers."""
     rows = record.Rows("fast_launches").select(of=of)
@@ -221,7 +180,7 @@ def launches(of: str, *numbers: int) -> float:
 def last_launches() -> str:
     """Where the time of both passes goes at the end, and in PyTorch's layers."""
     groups, spoken = {}, []
-    for job, numbers in LAUNCHES.items():
+    for job, numbers in FACTS["launches"].items():
         times_us = [
             launches(of, *some) for of, some in zip(("pass 12", "eager", "compile"), numbers, strict=True)
         ]

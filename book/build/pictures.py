@@ -63,7 +63,6 @@ def wrong_gate(work: Exercise) -> str:
 
 
 def main(folder: Path) -> None:
-    """Writes the picture."""
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:

@@ -13,9 +13,6 @@ SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
 TILES = (64, 128)
 
 
-# ---- Pictures -----------------------------------------------------------------------------------------------
-
-
 def curves(side: int = 16, cell: int = 10) -> str:
     """The four orders of a small grid."""
     drawing = wide(
@@ -28,9 +25,6 @@ def curves(side: int = 16, cell: int = 10) -> str:
         drawing.polyline(zip(left + cell * columns, 8 + cell * rows, strict=True), thick=1.5)
         drawing.text(left + side * cell / 2, side * cell + 24, name, size=18)
     return drawing.svg()
-
-
-# ---- Tables -------------------------------------------------------------------------------------------------
 
 
 def ratios() -> str:

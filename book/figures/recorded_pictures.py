@@ -15,7 +15,6 @@ BUG, SMALL = "dw_batch_sequence_swapped", (2, 3, 4, 3)
 
 
 def load(name: str) -> dict:
-    """Read a record."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 

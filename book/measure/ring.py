@@ -353,7 +353,6 @@ def row(job: Job, ranks: list[Own]) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
     made = argparse.ArgumentParser(prog="book.measure.ring", description=main.__doc__)
     add = made.add_argument
     add("--lengths", type=int, nargs="+", default=[2**n for n in range(15, 20)])

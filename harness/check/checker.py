@@ -116,20 +116,11 @@ class Checker:
         from harness.check.grading import Grader
 
         def check_dtype(dtype: str, cases: Sequence[Case], gates: Sequence[Gate], num_runs: int = 1):
-            repeated_quantities = [quantity for gate in gates for quantity in gate.own_quantities]
+            names = [quantity for gate in gates for quantity in gate.own_quantities]
             reference = self._get_reference(dtype)
             grader = Grader(
-                reference,
-                package,
-                blanks,
-                variants,
-                cases,
-                gates,
-                (),
-                repeated_quantities,
-                num_runs,
-                provided_ids,
-            )
+                reference, package, blanks, variants, cases, gates, (), names, num_runs, provided_ids
+            )  # fmt: skip
             return grader.grade_gates(VirtualDevice(recordings[dtype], grader.source, self.blocks))
 
         if on_first_case and len(cases) > 1:
@@ -138,12 +129,8 @@ class Checker:
         correct_gates = [result.gate for result in results if result.state == "correct"]
         if self.second_dtype not in cases_by_dtype or not correct_gates:
             return results
-        low_precision_results = check_dtype(
-            self.second_dtype, cases_by_dtype[self.second_dtype], correct_gates
-        )
-        wrong_results = {
-            result.gate.id: result for result in low_precision_results if result.state == "wrong"
-        }
+        second_results = check_dtype(self.second_dtype, cases_by_dtype[self.second_dtype], correct_gates)
+        wrong_results = {result.gate.id: result for result in second_results if result.state == "wrong"}
         for result in wrong_results.values():
             result.diagnosis.insert(0, f"correct in {self.dtype}, but wrong in {self.second_dtype}:")
         return [wrong_results.get(result.gate.id, result) for result in results]
@@ -211,8 +198,6 @@ def add_blank_note(
             if id not in requested_ids
         ]
     else:
-        source_errors = (fault for blank in blanks.values() for fault in find_source_errors(source, blank))
-        explanations = [
-            f"line {slip.line}: {slip.message}" for slip in source_errors if slip.mistake == "double-index"
-        ]
+        errors = (error for blank in blanks.values() for error in find_source_errors(source, blank))
+        explanations = [f"line {e.line}: {e.message}" for e in errors if e.mistake == "double-index"]
     return CompileFailed(f"{error}\n   -> {explanations[0]}", error.details) if explanations else error

@@ -27,14 +27,14 @@ from harness.spec.puzzle import Dims, Puzzle, Symptom
 from harness.spec.rounding import round_to_dtype
 from harness.vgpu import Finding
 
-MAX_SHOWN_ELEMENTS = 4
+MAX_ELEMENTS = 4
 TILE_SIZES = (128, 32, 16)
 # Above this many multiply-adds the NumPy formulas are slow, and only the location of the errors is reported.
 MAX_MULTIPLY_ADDS = 2**26
 # Maximum number of mistakes reported together, if all give the same values in every failing case.
-MAX_REPORTED_MISTAKES = 3
+MAX_MISTAKES = 3
 # A formula that explains only the finite elements must explain this many wrong ones.
-MIN_WRONG_FINITE_ELEMENTS = 4
+MIN_FINITE_ELEMENTS = 4
 # Distances up to this are rounding, and do not rank mistakes.
 ROUNDING_DISTANCE = 1e-6
 # An error of this many times its limit is clear; the smallest case with a clear error is shown.
@@ -65,7 +65,7 @@ class Explanation:
         precision = f"to {self.distance:.0e}" if self.distance else "exactly"
         text = f"{first}, {precision}"
         text += "".join(
-            f"; or {other}, which gives the same here" for other in alternatives[: MAX_REPORTED_MISTAKES - 1]
+            f"; or {other}, which gives the same here" for other in alternatives[: MAX_MISTAKES - 1]
         )
         if self.finite_elements_only:
             text += ", wherever it is a number; the rest is 0 / 0, -inf - -inf, 0 * inf or an overflow"
@@ -96,27 +96,22 @@ def diagnose(
     values = [*reports, f"where in '{worst.case.name}': {describe_location(worst.wrong_mask, axes)}"]
     explanation = find_explanation(puzzle, quantity, evidence, correct)
     symptom = None if explanation else describe_unexplained(puzzle, quantity, evidence, worst)
-    hint_number = (
-        explanation.mistakes[0].hint
-        if explanation
-        else 2
-        if symptom and symptom.mistake in NONFINITE_SYMPTOMS
-        else 1
-    )
-    hint = f"{gate}-{hint_number}" if gate else None
-    hint_suffix = f": see hint {hint}" if hint else ""
+    number = 2 if symptom and symptom.mistake in NONFINITE_SYMPTOMS else 1
+    hint = f"{gate}-{explanation.mistakes[0].hint if explanation else number}" if gate else None
+    suffix = f": see hint {hint}" if hint else ""
     if explanation:
         first = explanation.mistakes[0]
-        sentence = f"your {name} equals the reference {explanation.description}{hint_suffix}"
+        sentence = f"your {name} equals the reference {explanation.description}{suffix}"
         return Diagnosis(sentence, values, first.id, hint, frozenset(first.changes))
     if symptom:
-        template = (
-            "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
+        is_unwritten = symptom.mistake == UNWRITTEN.mistake
+        sentence = (
+            f"a part of your {name} is never written"
+            if is_unwritten
+            else f"your {name} {symptom.description}"
         )
-        return Diagnosis(
-            template.format(name, symptom.description) + hint_suffix, values, symptom.mistake, hint
-        )
-    return Diagnosis((hint and f"{UNKNOWN}{hint_suffix}") or "", values, None, hint)
+        return Diagnosis(sentence + suffix, values, symptom.mistake, hint)
+    return Diagnosis((hint and f"{UNKNOWN}{suffix}") or "", values, None, hint)
 
 
 NONFINITE_SYMPTOMS = ("not-finite", "infinite-at-first", "nan-swallowed", "nan-at-infinity", "nan-spread")
@@ -158,33 +153,24 @@ def choose_example(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
     larger is not informative.
     """
     clear = min(CLEAR_SEVERITY, max(compute_severity(e) for e in evidence))
-    small = min(
-        MAX_SHOWN_ELEMENTS, max(e.got.size for e in evidence) - 1
-    )  # a norm is one number in every case
+    small = min(MAX_ELEMENTS, max(e.got.size for e in evidence) - 1)  # a norm is one number in every case
 
     def rank(e: Evidence) -> tuple[bool, bool, bool, bool, bool, float]:
-        is_degenerate = any(
-            size == 1 != has_default_dims for size, has_default_dims in zip(e.case.dims, dims, strict=False)
-        )
-        is_informative = (
-            bool(max_abs(e.truth))
-            and e.got.size > small
-            and compute_severity(e) >= clear
-            and not is_degenerate
-        )
-        is_incomplete = bool(e.result.num_nonfinite or e.result.num_unwritten)
+        thin = any(size == 1 != default for size, default in zip(e.case.dims, dims, strict=False))
+        typical = bool(max_abs(e.truth)) and e.got.size > small and compute_severity(e) >= clear and not thin
+        incomplete = bool(e.result.num_nonfinite or e.result.num_unwritten)
         size = sum(array.size for array in e.arrays.values())
         finite, all_finite = bool(np.isfinite(e.truth).all()), not has_nonfinite_values(e)
-        usual, tie_breaker = (
-            is_informative and e.case.dims == dims,
-            -size if is_informative else compute_severity(e),
+        has_default_dims, tie_breaker = (
+            typical and e.case.dims == dims,
+            -size if typical else compute_severity(e),
         )
         return (
             finite,
-            (is_informative or is_incomplete) and all_finite,
-            is_incomplete,
-            is_informative,
-            usual,
+            (typical or incomplete) and all_finite,
+            incomplete,
+            typical,
+            has_default_dims,
             tie_breaker,
         )
 
@@ -204,7 +190,7 @@ def describe_elements(evidence: Evidence, name: str, axes: Shape, bits: bool = F
     if nonfinite.any():
         kinds = "NaN" if np.isnan(evidence.got[nonfinite]).all() else "infinite or NaN"
         yield f"{int(nonfinite.sum())} of {evidence.got.size} elements of {name} are {kinds}"
-    for number, index in enumerate(wrong_indices[:MAX_SHOWN_ELEMENTS].tolist()):
+    for number, index in enumerate(wrong_indices[:MAX_ELEMENTS].tolist()):
         position = tuple(index)
         got, truth = float(evidence.got[position]), float(evidence.truth[position])
         if bits and not evidence.unwritten_mask[position]:
@@ -216,7 +202,7 @@ def describe_elements(evidence: Evidence, name: str, axes: Shape, bits: bool = F
         line = f"{name}{index or ''} {text}{describe_ratio(evidence, position)}"
         index_description = describe_index(index, axes)
         yield f"{line} ({index_description})" if index_description and not number else line
-    if len(wrong_indices) > MAX_SHOWN_ELEMENTS:
+    if len(wrong_indices) > MAX_ELEMENTS:
         yield f"... {len(wrong_indices)} of {evidence.got.size} elements are wrong"
 
 
@@ -224,11 +210,8 @@ def describe_ratio(evidence: Evidence, index: tuple[int, ...]) -> str:
     """Return the ratio of an element to its expected value in words, or "" if it is meaningless."""
     got, truth = float(evidence.got[index]), float(evidence.truth[index])
     is_integer = "float" not in evidence.dtype  # masks and indices
-    if (
-        is_integer
-        or evidence.unwritten_mask[index]
-        or not (got and truth and np.isfinite([got, truth]).all())
-    ):
+    is_unwritten = evidence.unwritten_mask[index]
+    if is_integer or is_unwritten or not (got and truth and np.isfinite([got, truth]).all()):
         return ""
     ratio = f"{got / truth:.4g}"
     return "" if ratio == "1" else f": {ratio} times that"
@@ -321,8 +304,8 @@ def find_explanation(
     smallest_first = sorted(evidence, key=lambda e: e.got.size)
     explanation = find_matching_mistakes(puzzle, quantity, smallest_first, candidates)
     finite_wrong = sum(int((e.wrong_mask & np.isfinite(e.got)).sum()) for e in evidence)
-    has_lost_values = any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence)
-    if not explanation and has_lost_values and finite_wrong >= MIN_WRONG_FINITE_ELEMENTS:
+    has_lost = any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence)
+    if not explanation and has_lost and finite_wrong >= MIN_FINITE_ELEMENTS:
         explanation = find_matching_mistakes(
             puzzle, quantity, smallest_first, candidates, finite_elements_only=True
         )
@@ -438,9 +421,7 @@ CERTAIN_MISTAKES = ("barrier-divergence", "warp-divergence", "endless-loop")
 
 def drop_secondary_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Remove findings that may be effects of others, such as unwritten memory after a missed barrier."""
-    kernels = {
-        finding.kernel for finding in findings if finding.kind in (*OUT_OF_BOUNDS_KINDS, *DIVERGENCE_KINDS)
-    }
+    kernels = {f.kernel for f in findings if f.kind in (*OUT_OF_BOUNDS_KINDS, *DIVERGENCE_KINDS)}
     return [f for f in findings if f.kernel not in kernels or f.kind not in SECONDARY_KINDS]
 
 
@@ -472,9 +453,7 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
             "thread_idx is"
         )
     messages = [finding.message for finding in findings if finding.kind in BLOCK_RACE_KINDS]
-    both_store = all(
-        words.count(": a store by ") + words.count(" and a store by ") == 2 for words in messages
-    )
+    both_store = all(m.count(": a store by ") + m.count(" and a store by ") == 2 for m in messages)
     if messages and both_store and kinds <= SECONDARY_KINDS:
         return "several-writers", (
             "several threads of a block store to the same element: one of them should, or each to an element of its own"

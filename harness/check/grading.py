@@ -44,7 +44,7 @@ from harness.vgpu.checks.findings import format_count
 
 # A ladder's second hint is about the code rather than the formula: a guard, a barrier, an atomic, a cast.
 CODE_HINT = 2
-MAX_SHOWN_CAUSES = 3
+MAX_CAUSES = 3
 # An untouched blank leaves its output unwritten; later kernels that read it are correct.
 UNWRITTEN_KINDS = ("uninitialised read", "output never written")
 
@@ -74,9 +74,7 @@ class Grader:
     def __post_init__(self):
         self.puzzle = self.reference.puzzle
         self.source = (self.package.path / self.puzzle.source).resolve()
-        self.untouched_ids = {id for id, blank in self.blanks.items() if blank.size == 0} - {
-            *self.provided_ids
-        }
+        self.untouched = {id for id, blank in self.blanks.items() if blank.size == 0} - {*self.provided_ids}
 
     def grade_device(self, device: Device) -> dict[str, VariantResult]:
         results = {name: self.grade_variant(device, name) for name in self.variants}
@@ -102,21 +100,13 @@ class Grader:
     def grade_variant(self, device: Device, name: str) -> VariantResult:
         cases = [case for case in self.cases if case.variant in ("", name)]
         gates = [g for g in self.puzzle.kernel_gates if g.variant == name and device.target.kind != "cpu"]
-        attempted = [gate for gate in gates if gate.id not in self.untouched_ids]
-        unsolved = {
-            q: (gate.id,) for gate in gates if gate.id in self.untouched_ids for q in gate.own_quantities
-        }
+        attempted = [gate for gate in gates if gate.id not in self.untouched]
+        unsolved = {q: (gate.id,) for gate in gates if gate.id in self.untouched for q in gate.own_quantities}
         outcome = device.run_cases(name, cases, self.reference)
-        checked_quantities = [
-            q for gate in attempted for q in (*gate.own_quantities, *gate.provided_quantities)
-        ]
-        requested_quantities = [
-            q for q in dict.fromkeys((*self.quantities, *checked_quantities)) if q not in unsolved
-        ]
+        names = [q for gate in attempted for q in (*gate.own_quantities, *gate.provided_quantities)]
+        quantities = [q for q in dict.fromkeys((*self.quantities, *names)) if q not in unsolved]
         comparisons = [
-            Comparison(
-                case, self.reference.compare_all(case, device.target, name, outputs, requested_quantities)
-            )
+            Comparison(case, self.reference.compare_all(case, device.target, name, outputs, quantities))
             for case in cases
             if (outputs := outcome.outputs.get(case.name)) is not None
         ]
@@ -129,10 +119,8 @@ class Grader:
         errors = [finding for finding in result.findings if finding.is_error]
         result.gates = [grade_values(gate, comparisons, result.failure) for gate in attempted]
         self._assign_findings(errors, result.gates, has_unsolved=bool(unsolved))
-        reported_findings = [finding for gate in result.gates for finding in gate.findings]
-        result.errors = [
-            f for f in errors if f in reported_findings or not (unsolved and f.kind in UNWRITTEN_KINDS)
-        ]
+        reported = [finding for gate in result.gates for finding in gate.findings]
+        result.errors = [f for f in errors if f in reported or not (unsolved and f.kind in UNWRITTEN_KINDS)]
         for gate in result.gates:
             if gate.state == "wrong":
                 self._explain(gate, diagnoses, result.failure)
@@ -153,18 +141,16 @@ class Grader:
                 dtype = self.reference.dtype
                 result.costs += measure_costs(self.puzzle, result.gate, case, launches, dtype, source)
         if result.costs:
-            first_cost = result.costs[0]
-            maximum = format_amount(first_cost.limit.maximum)
-            result.summary = (
-                f"{first_cost.limit.table_label} {format_amount(first_cost.value)}, at most {maximum}"
-            )
-        exceeded_costs = [cost for cost in result.costs if not cost.ok]
-        if exceeded_costs:
-            first = exceeded_costs[0]
+            cost = result.costs[0]
+            maximum = format_amount(cost.limit.maximum)
+            result.summary = f"{cost.limit.table_label} {format_amount(cost.value)}, at most {maximum}"
+        exceeded = [cost for cost in result.costs if not cost.ok]
+        if exceeded:
+            first = exceeded[0]
             result.state, result.mistake = "wrong", first.limit.id
             result.hint = f"{result.gate.id}-{first.limit.hint}"
             result.diagnosis += ["the values are correct, but cost too much:"]
-            result.diagnosis += [line for cost in exceeded_costs for line in cost.lines]
+            result.diagnosis += [line for cost in exceeded for line in cost.lines]
 
     def _check_repeats(self, device: Device, result: VariantResult, case: Case) -> None:
         """Add the results of repeated runs of one case, for the solved quantities of a variant.
@@ -177,9 +163,7 @@ class Grader:
         compare_repeats = self.reference.compare_repeats
         result.repeats = compare_repeats(run_again, case, device.target, name, quantities, self.num_runs)
         for gate in result.gates:
-            gate.repeats = {
-                q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own_quantities
-            }
+            gate.repeats = {q: runs for q, runs in result.repeats.items() if q in gate.gate.own_quantities}
             if gate.state == "correct" and not all(repeats.ok for repeats in gate.repeats.values()):
                 gate.state, gate.hint = "wrong", f"{gate.gate.id}-{CODE_HINT}"
 
@@ -217,12 +201,7 @@ class Grader:
             owners_by_finding.append((finding, ids))
         for finding, owners in owners_by_finding:
             if not owners and has_merged_line(finding):
-                owners = [
-                    id
-                    for other_finding, ids in owners_by_finding
-                    for id in ids
-                    if other_finding.kernel == finding.kernel
-                ]
+                owners = [id for f, ids in owners_by_finding for id in ids if f.kernel == finding.kernel]
             if any(self._is_shared(finding, id, findings) for id in owners):
                 owners = [finding.kernel]
             if not owners and has_unsolved and finding.kind in UNWRITTEN_KINDS:
@@ -257,15 +236,14 @@ class Grader:
                 result.diagnosis.append(f"{self.puzzle.get_printed_name(quantity)} shows the same mistake")
                 continue
             # The effect of an out-of-bounds index on values is not a known mistake.
-            is_inconclusive = (
-                diagnosis.mistake not in known_ids and (is_out_of_bounds or bool(source_errors))
-            ) or gate.id in self.provided_ids
-            result.diagnosis += diagnosis.values if is_inconclusive else diagnosis.lines
+            has_cause = is_out_of_bounds or bool(source_errors)
+            is_vague = (has_cause and diagnosis.mistake not in known_ids) or gate.id in self.provided_ids
+            result.diagnosis += diagnosis.values if is_vague else diagnosis.lines
             if not own:
                 result.diagnosis.append(
                     f"{quantity} does not come from this blank but from code outside of it"
                 )
-            result.mistake = result.mistake or (None if is_inconclusive else diagnosis.mistake)
+            result.mistake = result.mistake or (None if is_vague else diagnosis.mistake)
             result.hint = diagnosis.hint if own and diagnosis.mistake and diagnosis.hint else result.hint
         if correct := [q for q in gate.own_quantities if q not in wrong] if wrong else []:
             itself = "itself is" if len(correct) == 1 else "themselves are"
@@ -286,14 +264,14 @@ class Grader:
         if source_errors and result.mistake not in known_ids and not (cause and cause[0] in CERTAIN_MISTAKES):
             result.mistake, result.hint = source_errors[0].mistake, f"{gate.id}-{CODE_HINT}"
             result.diagnosis[:0] = [
-                f"{self.source}:{slip.line}: {slip.message}" for slip in source_errors[:MAX_SHOWN_CAUSES]
+                f"{self.source}:{e.line}: {e.message}" for e in source_errors[:MAX_CAUSES]
             ]
             result.diagnosis.append(f"see hint {result.hint}")
             return
-        for finding in causes[:MAX_SHOWN_CAUSES]:
+        for finding in causes[:MAX_CAUSES]:
             result.diagnosis += format_finding(finding, self.source, blank)
-        if len(causes) > MAX_SHOWN_CAUSES:
-            result.diagnosis.append(f"... and {format_count(len(causes) - MAX_SHOWN_CAUSES, 'more finding')}")
+        if len(causes) > MAX_CAUSES:
+            result.diagnosis.append(f"... and {format_count(len(causes) - MAX_CAUSES, 'more finding')}")
         is_own_launch = any(finding.kernel == gate.id for finding in causes)
         for owner in self._get_dependencies(gate.id) if is_own_launch else ():
             result.diagnosis.append(
@@ -305,9 +283,7 @@ class Grader:
         if result.mistake in known_ids and cause[0] not in PRIMARY_MISTAKES:
             result.diagnosis.append(cause[1])
             return
-        uses_atomics = any(
-            (gate.variant, quantity) in self.puzzle.atomic_sums for quantity in gate.quantities
-        )
+        uses_atomics = any((gate.variant, q) in self.puzzle.atomic_sums for q in gate.quantities)
         hint_number = 1 if cause[0] == "overwritten" and not uses_atomics else CODE_HINT
         result.mistake, result.hint = cause[0], f"{gate.id}-{hint_number}"
         result.diagnosis.insert(0, f"{cause[1]}: see hint {result.hint}")

@@ -27,10 +27,9 @@ def identify_mistake(problem: Problem, call: CheckedCall) -> str:
     e = call
     input_indices = [i for i, t in enumerate(e.inputs) if t.requires_grad]
     input_indices = [-1] * (len(e.got) - len(input_indices)) + input_indices
-    gradients = (
-        WrongGradient(problem, e, *item) for item in zip(e.names, input_indices, e.got, e.truth, strict=True)
-    )
-    wrong = next((item for item in gradients if not item.equals(item.truth)), None)
+    rows = zip(e.names, input_indices, e.got, e.truth, strict=True)
+    gradients = (WrongGradient(problem, e, *row) for row in rows)
+    wrong = next((gradient for gradient in gradients if not gradient.equals(gradient.truth)), None)
     if not wrong:
         return ""
     try:
@@ -47,7 +46,7 @@ def identify_mistake(problem: Problem, call: CheckedCall) -> str:
 
 @dataclass(frozen=True)
 class WrongGradient:
-    """The wrong gradient of input `number` in a call, or a wrong output if `number` is -1."""
+    """The wrong gradient of an input in a call, or a wrong output if `input_index` is -1."""
 
     problem: Problem
     call: CheckedCall
@@ -57,7 +56,7 @@ class WrongGradient:
     truth: Tensor
 
     def equals(self, other: Tensor) -> bool:
-        """Check whether the gradient is another tensor up to rounding, relative to the other's largest element."""
+        """Check whether the gradient equals a tensor up to rounding, relative to that tensor's largest element."""
         a, b = self.got.double(), other.double()
         if a.shape != b.shape or not b.numel() or not (a.isfinite() & b.isfinite()).all():
             return False
@@ -66,10 +65,8 @@ class WrongGradient:
 
     def find_known(self) -> Iterator[str]:
         """Yield known mistakes that produce this gradient, of ops whose formula produces the correct one."""
-        inputs, dy = (
-            [t.detach() for t in to_float64_leaves(self.call.inputs)],
-            self.call.grad_outputs[0].double(),
-        )
+        inputs = [t.detach() for t in to_float64_leaves(self.call.inputs)]
+        dy = self.call.grad_outputs[0].double()
         for number, formula, mistakes in KNOWN:
             with contextlib.suppress(Exception):  # the formula does not accept these inputs
                 if number == self.input_index and replace(self, got=formula(inputs, dy)).equals(self.truth):
@@ -78,7 +75,6 @@ class WrongGradient:
                             yield f"equals the reference {description}"
 
     def find_general(self) -> Iterator[str]:
-        """Yield general mistakes that produce this gradient."""
         e = self.call
         if not self.got.any():
             yield "is 0 everywhere"

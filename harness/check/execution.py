@@ -133,13 +133,13 @@ class VirtualDevice:
         from harness.vgpu import Checks
 
         puzzle, checks = reference.puzzle, Checks(counters=False)
-        replay = Replay(self.recording, puzzle, reference.dtype, blocks=self.blocks, checks=checks)
+        replay = Replay(self.recording, puzzle, reference.dtype, block_order=self.blocks, checks=checks)
         self._replays[variant] = replay
         outcome = Outcome(has_corrected_inputs=first_outcome is not None)
         has_limits = any(gate.limits for gate in puzzle.kernel_gates if gate.variant == variant)
         for number, case in enumerate(cases, 1):
             report_progress(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
-            replay.gpu.steps = MAX_STEPS + puzzle.count_multiply_adds(case.dims)
+            replay.gpu.max_steps = MAX_STEPS + puzzle.count_multiply_adds(case.dims)
             replay.gpu.checks = Checks(counters=has_limits and case.checks_limits)
             first_launch = len(replay.gpu.launches)
             saved_arrays = reference.get_saved_arrays(case, self.target, variant) if first_outcome else {}

@@ -222,9 +222,9 @@ def make_runner(
     ]
 
     def replay(case: Case, corrected: Arrays) -> TracedRun:
-        replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
+        replay = Replay(recording, puzzle, checker.dtype, block_order=checker.blocks)
         replay.gpu.max_events = MAX_EVENTS
-        replay.gpu.steps = MAX_STEPS + puzzle.count_multiply_adds(case.dims)
+        replay.gpu.max_steps = MAX_STEPS + puzzle.count_multiply_adds(case.dims)
         outputs: Arrays = {}
         failure = ""
         try:

@@ -85,7 +85,7 @@ class CountRequest:
         dims = tuple(dict.fromkeys(case.dims for case in cases.values()))
         order = RecordRequest(self.exercise.load_package(), puzzle.name, dims, requested, dtype=self.dtype)
         recording = record(order)
-        replayer = replay.Replay(recording, puzzle, self.dtype, blocks=self.blocks)
+        replayer = replay.Replay(recording, puzzle, self.dtype, block_order=self.blocks)
         reference = Reference(puzzle, self.dtype, self.seed)
         runs: dict[str, ReplayedVariant] = {}
         for variant in self.variants:

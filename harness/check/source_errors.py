@@ -206,7 +206,7 @@ def involves_blank(finding: "Finding", source: Path, blank: Blank) -> bool:
 
 def format_finding(finding: "Finding", source: Path, blank: Blank | None) -> list[str]:
     """Format a finding with its lines in the blank, even if these only call a helper."""
-    lines = finding.text().splitlines()
+    lines = finding.format().splitlines()
     for prefix, site, instr in (
         ("at ", finding.location, finding.instr),
         ("the other place: ", finding.other_location, finding.other_instr),

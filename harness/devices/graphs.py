@@ -56,7 +56,7 @@ DTYPES = {
 
 @dataclass
 class Program:
-    """A compiled graph: `run` executes its calls in order. `dtype` is the run's dtype."""
+    """A compiled graph: `run` executes its calls in order."""
 
     arguments: list[str]
     model: Model
@@ -243,7 +243,7 @@ def find_cached_unit(folder: Path, entries: Mapping[str, str]) -> tuple[Compiled
     """Return the cached unit that contains all these graphs (None if none does), and their names in it.
 
     Args:
-        entries: Name of a graph -> name of its cache entry, a file that names the unit.
+        entries: Name of a graph -> name of its cache entry, a file that contains the unit's name.
     """
     files = {name: folder / f"{entry}.unit" for name, entry in entries.items()}
     texts = {name: text for name, file in files.items() if (text := read_cached_text(file)) is not None}
@@ -271,7 +271,7 @@ def export_graph(compiled: CompiledModel, path: Path) -> None:
         raise OSError(errno.EIO, str(error)) from error
 
 
-# MAX's message if another process has just moved an entry of Mojo's cache; it names no file.
+# MAX's message if another process has just moved an entry of Mojo's cache.
 CACHE_RACE_ERROR = "could not lower LIT to KGEN: No such file or directory"
 
 

@@ -132,7 +132,7 @@ class KernelCache:
         return get_cache_folder("kernels") / f"{compute_digest(parts)}.txt"
 
     def cache_ptx(self, kernel: KernelInstance, symbol: str, ptx: str, folder: Path) -> None:
-        """Cache the PTX of a kernel; `folder` is the folder that its package was compiled in."""
+        """Cache the PTX of a kernel whose package was compiled in `folder`."""
         file = self.get_cache_file(kernel)
         if file is None:
             return
@@ -194,7 +194,7 @@ class KernelCache:
 
     def _is_package_error(self, diagnostics: Sequence[Diagnostic], needed: Sequence[Item]) -> bool:
         """Return whether the whole package would fail in the same way: the first error is in one of its lines
-        and quotes no name that was left out."""
+        and mentions no omitted name."""
         first = next((diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"), None)
         if first is None or not first.file.startswith(f"{self.package.path.resolve()}/"):
             return False

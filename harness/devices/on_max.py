@@ -18,13 +18,13 @@ compile_lock = threading.Lock()
 executed_functions: set[str] = set()
 """Names of the functions that have run through MAX in this process."""
 parent_pids: list[int] = []
-"""The parent's process ID, in a child that was forked after MAX had started."""
+"""The parent's process ID, in a child forked after MAX was started."""
 
 
 class OpGraphs:
-    """The training ops of a puzzle's solution, one graph each; never a learner's kernels.
+    """The training ops of a puzzle's solution, one graph each; a learner's kernels are never used.
 
-    `instead` names an alternative in the error for a caller that captures a CUDA graph.
+    `alternative` is a suggestion in the error message for a caller that captures a CUDA graph.
     """
 
     def __init__(self, puzzle: str, function: str, ops: Iterable[OpSpec], alternative: str = ""):

@@ -1,6 +1,7 @@
 """Run a function in several processes that communicate through torch.distributed (gloo).
 
-They are forked from a server that has imported torch. If a rank fails, hangs or dies, the run ends.
+The processes are forked from a server that has imported torch. If a rank fails, times out or crashes, the run
+ends.
 """
 
 import contextlib
@@ -23,15 +24,15 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT_S = 300.0
-"""Seconds that a process may take to start; importing torch is slow on a busy machine."""
+"""Time limit for the start of a process; importing torch is slow on a busy machine."""
 # Computing a gradient imports the second module, which takes longer than most cases.
 PRELOADED_MODULES = ["torch.distributed", "torch.fx.experimental.symbolic_shapes"]
 GRACE_PERIOD_S = 1.0
-"""Seconds that a process has to report an error or its position, or to exit."""
+"""Time limit for a process to report an error or its position, or to exit."""
 
 
 class RankError(Exception):
-    """Raised if a rank fails, hangs or dies; the message names the rank and, if known, the source line."""
+    """Raised if a rank fails, times out or crashes; the message contains the rank and, if known, the line."""
 
 
 def run_ranks(

@@ -38,10 +38,10 @@ from harness.toolchain.packages import OpPackage, make_compile_error, run_mojo
 from harness.vgpu.ptx.parser import decode_file_names
 
 LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
-# A limit on the blocks along y, read by the launch functions: so low that a kernel without a grid-stride loop
-# skips rows at the sizes of the cases, and not only beyond a GPU's limit of 65,535 blocks.
+# Limit on the blocks along y for the launch functions, so low that a kernel without a grid-stride loop skips
+# rows in the test cases, and not only beyond a GPU's limit of 65,535 blocks.
 SMALL_GRID_FLAG = "-DMAX_GRID_Y=4"
-# The program's dtype and variants, which are replaced by each request's, so that one program can record several.
+# The program's dtype and variants, which each request replaces, so that one program can record several.
 DTYPE_PLACEHOLDER = 'get_defined_dtype["DTYPE", DType.float32]()'
 VARIANT_PLACEHOLDER = re.compile(r'is_defined\["VARIANT_(\w+)"\]\(\)')
 
@@ -281,7 +281,7 @@ def _get_plan_files(request: RecordRequest) -> dict[tuple[str, tuple[int, ...]],
 
 
 def _read_plans(request: RecordRequest) -> tuple[str, dict[str, KernelInstance]] | None:
-    """Return (an request's plans as one text, symbol -> kernel), or None if a plan is missing."""
+    """Return (a request's plans as one text, symbol -> kernel), or None if a plan is missing."""
     plans = [
         text for file in _get_plan_files(request).values() if (text := read_cached_text(file)) is not None
     ]
@@ -297,7 +297,7 @@ def _read_plans(request: RecordRequest) -> tuple[str, dict[str, KernelInstance]]
 
 
 def _find_missing(request: RecordRequest) -> list[KernelInstance]:
-    """Return the kernels of an request's plans that are not cached; [] if a plan is missing."""
+    """Return the kernels of a request's plans that are not cached; [] if a plan is missing."""
     kernels, plans = _get_kernels(request), _read_plans(request)
     instances = plans[1] if plans else {}
     return list(dict.fromkeys(k for symbol, k in instances.items() if kernels.read_ptx(k, symbol) is None))
@@ -378,7 +378,7 @@ def _run_launcher(requests: list[RecordRequest], *, marks: bool = True, plan: bo
             raise make_compile_error(path, _restore_paths(output, folder, path))
     if result.returncode != 0 and marks_rejected:
         return _run_launcher(requests, marks=False)
-    if result.returncode != 0:  # bisect the orders to find the package that fails
+    if result.returncode != 0:  # bisect the requests to find the package that fails
         half = len(requests) // 2
         return [
             text for part in (requests[:half], requests[half:]) for text in _run_launcher(part, marks=marks)
@@ -397,8 +397,8 @@ def _restore_paths(text: str, folder: Path, package: Path) -> str:
 def _write_program(folder: Path, requests: list[RecordRequest], marks: bool, reduced: bool) -> Path:
     """Write a program that records several packages in sequence.
 
-    Each package (with `reduced`, only the code that its launches need) is copied to a new package, together with
-    its recording program and launcher, whose imports of `op` and `recorder` become relative.
+    Each package (with `reduced`, only the code that its launches need) is copied to a new package, with its
+    recording program and launcher, whose imports of `op` and `recorder` become relative.
     """
     imports, calls = [], []
     for number, request in enumerate(requests):
@@ -426,7 +426,7 @@ def _write_program(folder: Path, requests: list[RecordRequest], marks: bool, red
 
 
 def _read_texts(request: RecordRequest, reduced: bool) -> dict[str, str]:
-    """Return file -> text of an request's package, with `reduced` only the code that its launches need."""
+    """Return file -> text of a request's package, with `reduced` only the code that its launches need."""
     if reduced:
         return _get_kernels(request).extract_launch_code(_generate_programs(request.puzzle).values())
     files = ((str(file.relative_to(request.package.path)), file) for file in request.package.files)

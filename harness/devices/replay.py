@@ -16,7 +16,7 @@ class Replay:
     """A virtual GPU with the kernels of one recording."""
 
     def __init__(self, recording: Recording, puzzle: Puzzle, dtype: str, **gpu_options):
-        """Create the virtual GPU with the keyword arguments `gpu_options`: blocks, checks, arch."""
+        """Create the virtual GPU with the keyword arguments `gpu_options`: block_order, checks, arch."""
         self.recording = recording
         self.puzzle = puzzle
         self.dtype = dtype
@@ -42,7 +42,7 @@ class Replay:
             variant: The variant's name.
             case: A case whose dims have been recorded.
             inputs: The input tensors by name, stored in the dtype of the recording (`harness.spec.rounding`).
-            correct_values: Correct values of written tensors, read by later launches instead of computed ones.
+            correct_values: Values of written tensors that later launches read instead of the computed ones.
             unwritten_names: Names in `correct_values` that no launch writes; the first launch reads them too.
 
         Returns the written arrays by name, as stored. Outputs are poisoned first, workspaces left unwritten.

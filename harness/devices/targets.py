@@ -37,7 +37,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        """The device's name in reports: "CPU", "GPU" or "Virtual GPU", never "GPU" for the simulator."""
+        """The device's name in reports: "CPU", "GPU" or "Virtual GPU"."""
         return DEVICE_LABELS[self.kind]
 
 

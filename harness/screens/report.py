@@ -105,7 +105,9 @@ def format_cases(result: GateResult) -> Iterator[Text]:
             error = f"error {outcome.error:.1e}, the limit {outcome.limit:.1e}"
             yield Text(f"      {mark} {comparison.case.name}: {quantity}: {error}", style="dim")
     for finding in result.findings:
-        yield from (Text(f"      {make_relative(line)}", style="dim") for line in finding.text().splitlines())
+        yield from (
+            Text(f"      {make_relative(line)}", style="dim") for line in finding.format().splitlines()
+        )
 
 
 def format_first_results(results: Iterable[GateResult]) -> Iterator[Text]:
@@ -394,7 +396,7 @@ def format_findings(run: Run, verbose: bool) -> Iterator[Line]:
         summary += f", {format_count(notes, 'note')} on library code" if notes else ""
         yield Text(f"Virtual GPU, memory and race check: {summary}", style="bold")
         for finding in device.findings if verbose else [f for f in errors if f not in reported]:
-            for text in finding.text().splitlines():
+            for text in finding.format().splitlines():
                 yield Text(f"   {make_relative(text)}", style="red" if finding.is_error else "dim")
 
 
@@ -627,7 +629,7 @@ def make_json(run: Run) -> dict[str, Any]:
                 "cached": device.cached,
                 "compile_seconds": round(device.compile_seconds, 3),
                 "findings": [
-                    {**select_attributes(f, "kind error=is_error where=location count"), "text": f.text()}
+                    {**select_attributes(f, "kind error=is_error where=location count"), "text": f.format()}
                     for f in device.findings
                 ],
                 "variants": {

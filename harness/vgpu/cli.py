@@ -103,7 +103,7 @@ def execute(options: argparse.Namespace) -> int:
     checks = dataclasses.replace(parse_checks(options.checks), counters=False)
 
     def make_device() -> Device:
-        gpu = VirtualGPU(options.arch, checks=checks, blocks=options.blocks)
+        gpu = VirtualGPU(options.arch, checks=checks, block_order=options.blocks)
         return Device(gpu, options.arch, log=server.log, verbose=options.verbose)
 
     try:

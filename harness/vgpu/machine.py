@@ -40,10 +40,10 @@ FIRST_SHARED_OFFSET = 1024
 
 @dataclass(eq=False)
 class Kernel:
-    """A loaded kernel; `params` are parameter sizes in bytes, `shared_layout` maps names to (offset, size)."""
+    """A loaded kernel; `param_sizes` are the sizes of the parameters in bytes, `shared_layout` maps names to (offset, size)."""
 
     name: str
-    params: list[int]
+    param_sizes: list[int]
     shared_bytes: int
     max_threads: int
     function: parser.Function
@@ -96,28 +96,34 @@ class VirtualGPU:
     """One simulated device.
 
     memory: the whole device memory (uint8), or None to reserve it. base: device address of its first byte.
-    blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED"; orders other than
+    block_order: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED"; orders other than
     natural run the grid in several batches, to expose results that depend on the order.
 
-    Settable attributes: `max_events` (maximum number of accesses to record per launch), `steps` (budget of
+    Settable attributes: `max_events` (maximum number of accesses to record per launch), `max_steps` (budget of
     basic-block executions per launch), `max_batch_threads` (maximum number of threads per batch), `echo` (print
     the output of kernels)."""
 
     def __init__(
-        self, arch="sm_90a", *, memory=None, base=DEFAULT_BASE, checks: Checks | None = None, blocks="natural"
+        self,
+        arch="sm_90a",
+        *,
+        memory=None,
+        base=DEFAULT_BASE,
+        checks: Checks | None = None,
+        block_order="natural",
     ):
         if base % 256:
             raise ValueError("base must be a multiple of 256")
-        order, _, seed = blocks.partition(":")
+        order, _, seed = block_order.partition(":")
         if order not in ("natural", "reversed", "shuffled") or (seed and not seed.isdigit()):
-            raise ValueError(f"blocks is '{blocks}', expected natural, reversed or shuffled[:SEED]")
-        self.arch, self.checks, self.blocks = arch, checks or Checks(), blocks
+            raise ValueError(f"block_order is '{block_order}', expected natural, reversed or shuffled[:SEED]")
+        self.arch, self.checks, self.block_order = arch, checks or Checks(), block_order
         self.arena = Arena(memory, base)
         self.findings: Findings = Findings()
         self.launches: list[Launch] = []
         self.modules: list[Module] = []
         self.output: list[str] = []
-        self.echo, self.max_events, self.steps, self.max_batch_threads = True, 0, 3_000_000, 65536
+        self.echo, self.max_events, self.max_steps, self.max_batch_threads = True, 0, 3_000_000, 65536
 
     @property
     def title(self) -> str:
@@ -314,9 +320,11 @@ class VirtualGPU:
                 f"{kernel.shared_bytes} + {shared_bytes} bytes of shared memory, the limit is {MAX_SHARED_BYTES}"
                 " per block"
             )
-        if len(args) != len(kernel.params):
-            raise LaunchError(f"{kernel.name} takes {len(kernel.params)} arguments, {len(args)} were given")
-        for k, (arguments, size) in enumerate(zip(args, kernel.params, strict=True)):
+        if len(args) != len(kernel.param_sizes):
+            raise LaunchError(
+                f"{kernel.name} takes {len(kernel.param_sizes)} arguments, {len(args)} were given"
+            )
+        for k, (arguments, size) in enumerate(zip(args, kernel.param_sizes, strict=True)):
             if len(arguments) != size:
                 raise LaunchError(
                     f"argument {k} of {kernel.name} has {size} bytes, {len(arguments)} were given"

@@ -60,7 +60,7 @@ def run_ptx(
     block = min(block, n)
     assert n % block == 0
     bench.run(text, n // block, block, *out, *arguments, **options)
-    assert not bench.errors(), "\n".join(f.text() for f in bench.errors())
+    assert not bench.errors(), "\n".join(f.format() for f in bench.errors())
     return [bench.download(o) for o in out]
 
 

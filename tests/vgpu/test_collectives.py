@@ -48,7 +48,7 @@ def run_kernel(kernel: str, *args, threads: int = 128, grid: int = 1) -> tuple[B
 def test_missing_threads_are_an_error(kernel, h, kinds, call):
     bench, _ = run_kernel(kernel, h)
     errors = bench.errors()
-    assert {f.kind for f in errors} == kinds, "\n".join(f.text() for f in bench.gpu.findings)
+    assert {f.kind for f in errors} == kinds, "\n".join(f.format() for f in bench.gpu.findings)
     assert len(errors) == len(bench.gpu.findings)
     start = find_line(FILE, f"def {kernel}(")
     text = (find_line(FILE, call, nth) for nth in range(10))
@@ -71,9 +71,9 @@ def test_error_in_helper_shows_its_caller():
         assert f.location.split(":")[-2] == str(find_line(FILE, "return warp.sum(value) / 32"))
         assert (
             f"called from {f.location.split(FILE)[0]}{FILE}:{find_line(FILE, 'value = helper_sum(value)')}"
-            in f.text()
+            in f.format()
         )
-        assert f.text().count("called from") == 1, f.text()
+        assert f.format().count("called from") == 1, f.format()
 
 
 @pytest.mark.compiles
@@ -98,7 +98,7 @@ def test_block_smaller_than_a_warp_is_an_error():
 )
 def test_correct_calls_have_no_finding(kernel, h, grid, expected):
     bench, o = run_kernel(kernel, h, grid=grid)
-    assert not bench.gpu.findings, "\n".join(f.text() for f in bench.gpu.findings)
+    assert not bench.gpu.findings, "\n".join(f.format() for f in bench.gpu.findings)
     np.testing.assert_array_equal(o[: len(expected)], expected)
 
 

@@ -21,7 +21,7 @@ def launch_body(body: str, threads: int, *, blocks: int = 1, checks: Checks | No
     text = make_kernel(body, (), (4, 4), declare=ARRAYS, module=file, store=False)
     arrays = [bench.upload(name, np.ones(1024, np.uint32)) for name in ("first", "second")]
     launch = bench.run(text, blocks, threads, *arrays)
-    assert not bench.errors(), "\n".join(f.text() for f in bench.errors())
+    assert not bench.errors(), "\n".join(f.format() for f in bench.errors())
     return launch
 
 

@@ -30,7 +30,7 @@ def is_at(finding, text: str) -> bool:
 def get_errors(bench: Bench, *kinds: str) -> list:
     """Return the errors; assert that they have exactly these kinds."""
     errors = bench.errors()
-    assert sorted(f.kind for f in errors) == sorted(kinds), "\n".join(f.text() for f in bench.gpu.findings)
+    assert sorted(f.kind for f in errors) == sorted(kinds), "\n".join(f.format() for f in bench.gpu.findings)
     return errors
 
 
@@ -48,7 +48,7 @@ def test_out_of_bounds_accesses_are_reported(ptx):
     for f in loads:
         assert is_at(f, "o[unsafe_offset=i] = a[unsafe_offset=i] + b[unsafe_offset=i]"), f.location
         assert (f.index, f.block, f.thread, f.count) == (1000, (3, 0, 0), (232, 0, 0), 1)
-        assert "past the end" in f.text() and "(232, 0, 0)" in f.text()
+        assert "past the end" in f.format() and "(232, 0, 0)" in f.format()
     np.testing.assert_array_equal(bench.download(o), np.full(1000, 2))
 
 
@@ -82,7 +82,7 @@ def test_read_of_unwritten_shared_memory_is_reported(ptx):
 @pytest.mark.parametrize("order", ["natural", "reversed", "shuffled:5"])
 def test_clearing_in_the_first_block_is_a_race(ptx, order):
     """The race is reported in every block order, even if the result is correct."""
-    bench = Bench(blocks=order)
+    bench = Bench(block_order=order)
     a, o = upload_ones(bench, "a", 4000), bench.upload("o", np.zeros(1, F4))
     bench.run(ptx["zero_in_first_block"], 16, 256, o, a, I4(4000))
     (f,) = get_errors(bench, "global race")
@@ -101,7 +101,7 @@ def test_whole_warps_exit_before_a_barrier(ptx):
     a, o = upload_ones(bench, "a", 64), bench.empty("o", 64)
     bench.run(ptx["barrier_in_branch"], 1, 64, o, a)
     assert [(f.kind, f.is_error) for f in bench.gpu.findings] == [("threads exited before a barrier", False)]
-    assert "counts them as arrived" in bench.gpu.findings[0].text()
+    assert "counts them as arrived" in bench.gpu.findings[0].format()
 
 
 @pytest.mark.compiles
@@ -109,7 +109,7 @@ def test_step_budget_error_has_location(ptx):
     from harness.vgpu.errors import StepBudgetExceeded
 
     bench = Bench()
-    bench.gpu.steps = 2000
+    bench.gpu.max_steps = 2000
     flag = bench.upload("flag", np.zeros(1, I4))
     with pytest.raises(StepBudgetExceeded, match=f"basics.mojo:{find_line(FILE, '.load(flag) == 0')}"):
         bench.run(ptx["spin_forever"], 1, 32, flag)
@@ -170,15 +170,15 @@ def test_hand_written_ptx_has_expected_findings(body, kind, text):
         declare=".shared .align 8 .b8 s[16]; .local .align 8 .b8 l[16];",
         module=".const .u32 c = 5;\n",
     )
-    assert {f.kind for f in errors} == ({kind} if kind else set()), [f.text() for f in errors]
+    assert {f.kind for f in errors} == ({kind} if kind else set()), [f.format() for f in errors]
     if kind:
-        assert text in errors[0].text() and "PTX line" in errors[0].location
+        assert text in errors[0].format() and "PTX line" in errors[0].location
 
 
 def test_matrix_instruction_requires_a_full_warp():
     body = "mov.u32 %r1, s; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];"
     errors = find_errors(body, 1, 20, declare=".shared .align 16 .b8 s[128];")
-    assert "needs all 32 threads of the warp" in errors[0].text()
+    assert "needs all 32 threads of the warp" in errors[0].format()
 
 
 def test_unreached_barriers_are_reported_and_released():

@@ -126,7 +126,7 @@ def make_text(edits: list[tuple[str, str]]) -> str:
 def run_edited(edits=(), **options):
     """Run the edited kernel on random inputs; return its findings and the relative error of its output."""
     bench = Bench(**options)
-    bench.gpu.steps = 40_000
+    bench.gpu.max_steps = 40_000
     random = np.random.default_rng(3)
     bits = [(random.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
             for shape in ((M, K), (N, K))]  # fmt: skip
@@ -275,8 +275,8 @@ BUGS = {
 @pytest.mark.parametrize("blocks", ["natural", "reversed", "shuffled:4"])
 @pytest.mark.parametrize("name", CORRECT_VARIANTS)
 def test_correct_kernels_have_no_finding(name, blocks):
-    errors, error = run_edited(CORRECT_VARIANTS[name], blocks=blocks)
-    assert not errors, errors[0].text()
+    errors, error = run_edited(CORRECT_VARIANTS[name], block_order=blocks)
+    assert not errors, errors[0].format()
     assert "other output" in name or error < 1e-6
 
 
@@ -284,9 +284,9 @@ def test_correct_kernels_have_no_finding(name, blocks):
 def test_bugs_are_reported(name):
     edits, kind, expected = BUGS[name]
     errors, _ = run_edited(edits)
-    assert kind in {f.kind for f in errors}, [f.text() for f in errors]
+    assert kind in {f.kind for f in errors}, [f.format() for f in errors]
     finding = next(f for f in errors if f.kind == kind)
-    assert expected in finding.message, finding.text()
+    assert expected in finding.message, finding.format()
     assert finding.location.startswith("PTX line")
     assert kind != "hang" or "mbarrier dynamic shared memory" in finding.message
 
@@ -359,12 +359,12 @@ WAIT_FULL: mbarrier.try_wait.parity.shared.b64 %p2, [full], %phase; @!%p2 bra WA
 def test_multicast_pipeline_in_a_cluster(old, new, kind):
     """One block multicasts tiles to both blocks after both have released the previous tile."""
     bench = Bench()
-    bench.gpu.steps = 20_000
+    bench.gpu.max_steps = 20_000
     x = bench.upload("x", np.arange(256, dtype=np.uint32))
     y = bench.empty("y", 512, np.uint32)
     with contextlib.suppress(StepBudgetExceeded):
         bench.run(PAIR.replace(old, new, 1) if old else PAIR, 2, 64, x, y, cluster=(2, 1, 1))
     kinds = {f.kind for f in bench.errors()}
-    assert kinds == set() if kind is None else kind in kinds, [f.text() for f in bench.errors()]
+    assert kinds == set() if kind is None else kind in kinds, [f.format() for f in bench.errors()]
     if kind is None:
         np.testing.assert_array_equal(bench.download(y), [*range(256), *range(256)])

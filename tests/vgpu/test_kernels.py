@@ -12,7 +12,7 @@ from kernel_tools import Bench, compile_kernels
 @given(*[st.integers(1, 40)] * 3, st.sampled_from(["natural", "reversed", "shuffled:7"]), st.integers(0, 99))
 def test_matmul_matches_numpy(m, n, k, order, seed):
     """Inputs are small integers, so float32 sums are exact in every order."""
-    bench, rng = Bench(blocks=order), np.random.default_rng(seed)
+    bench, rng = Bench(block_order=order), np.random.default_rng(seed)
     a = bench.upload("a", rng.integers(-9, 10, (m, k)).astype(np.float32))
     b = bench.upload("b", rng.integers(-9, 10, (k, n)).astype(np.float32))
     o = bench.empty("o", (m, n))

@@ -53,7 +53,7 @@ def test_padding_between_labelled_tensors_is_not_output(gpu):
     gpu.write(pack, np.ones(100, np.float32))
     gpu.read(pack, 1000)
     (f,) = gpu.findings
-    assert (f.tensor, f.index) == ("b", (0,)) and "400 of 400 bytes" in f.text()
+    assert (f.tensor, f.index) == ("b", (0,)) and "400 of 400 bytes" in f.format()
     gpu.name(pack, 1000, "whole")  # the memory is reused
     assert gpu.arena.find(pack + 450).name == "whole" and len(gpu.arena.extents) == 1
 
@@ -66,7 +66,7 @@ def test_copies_keep_the_written_state(gpu):
     assert not gpu.findings
     gpu.read(b, 64)
     (f,) = gpu.findings
-    assert (f.kind, f.tensor, f.index) == ("output never written", "b", 32) and "32 of 64 bytes" in f.text()
+    assert (f.kind, f.tensor, f.index) == ("output never written", "b", 32) and "32 of 64 bytes" in f.format()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_host_errors(gpu, call, error, text):
 @pytest.mark.parametrize("blocks", ["sideways", "shuffled:x", ""])
 def test_unknown_block_order(blocks):
     with pytest.raises(ValueError, match="expected natural, reversed or shuffled"):
-        VirtualGPU(blocks=blocks)
+        VirtualGPU(block_order=blocks)
 
 
 def test_base_must_be_aligned():
@@ -137,7 +137,7 @@ def test_kernel_description(gpu):
     k = load_only_kernel(
         gpu, text.replace(".param .u64 q0", ".param .u64 q0, .param .align 8 .b8 t[24], .param .f32 s0")
     )
-    assert (k.name, k.params, k.shared_bytes, k.max_threads) == ("k", [8, 24, 4], 400, 1024)
+    assert (k.name, k.param_sizes, k.shared_bytes, k.max_threads) == ("k", [8, 24, 4], 400, 1024)
     assert gpu.load(HEADER).kernels == {}
 
 

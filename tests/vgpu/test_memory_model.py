@@ -229,7 +229,7 @@ def find_races(idiom: Idiom, edit: tuple[str, str] = ("", ""), blocks: str = "na
         body += f"setp.ne.u32 %p0, %t0, {block}; @%p0 bra n{block}; {part} bra done; n{block}: "
     body = re.sub(r"\b[FGDSPN]\b(?=[,;])", lambda cell: CELLS[cell[0]], body + "done:")
     errors = find_errors(body, len(parts), idiom.threads, cells=512, declare=".shared .align 4 .b8 s[64];",
-                         bench=Bench(blocks=blocks), cluster=(idiom.cluster, 1, 1))  # fmt: skip
+                         bench=Bench(block_order=blocks), cluster=(idiom.cluster, 1, 1))  # fmt: skip
     return {f.kind for f in errors}
 
 

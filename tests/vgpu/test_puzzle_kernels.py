@@ -52,12 +52,12 @@ def recordings(recorded):
 def test_values_are_correct_in_every_block_order(recordings, dtype, dims, order, variant):
     case = Case("recorded", "", dims, "hard")
     reference = Reference(PUZZLE, dtype, seed=0)
-    replay = Replay(recordings[dtype], PUZZLE, dtype, blocks=order)
+    replay = Replay(recordings[dtype], PUZZLE, dtype, block_order=order)
     outputs = replay.run(variant, case, reference.get_inputs(case))
     results = reference.compare_all(case, VIRTUAL, variant, outputs, list(outputs))
     assert {name for name, result in results.items() if not result.ok} == set()
     assert {*PUZZLE.forward, *PUZZLE.backward} <= set(results)
-    assert not replay.gpu.findings, replay.gpu.findings[0].text()
+    assert not replay.gpu.findings, replay.gpu.findings[0].format()
 
 
 def count_default_case(recording, variant: str) -> dict[str, Counters]:

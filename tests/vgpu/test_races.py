@@ -16,7 +16,7 @@ U4 = np.uint32
 
 def find_races(body: str, grid: int, block: int, *, blocks: str = "natural", **options) -> list:
     """Return the errors of a kernel on 64 zeroed words at %d0, with a block order."""
-    return find_errors(body, grid, block, bench=Bench(blocks=blocks), **options)
+    return find_errors(body, grid, block, bench=Bench(block_order=blocks), **options)
 
 
 PAIR = ("{{ .reg .pred %p8, %p9; setp.ne.u32 %p8, %t2, {0}; setp.ne.u32 %p9, %t2, {1}; and.pred %p8, %p8, %p9;"
@@ -98,7 +98,7 @@ def test_races_between_blocks(body, kind, blocks):
 def test_races_inside_a_block(body, kind, limit, monkeypatch):
     monkeypatch.setattr(race_check, "MAX_LOGGED_ACCESSES", limit)
     findings = find_races(body, 1, 64, declare=".shared .align 4 .b8 s[64];")
-    assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
+    assert {f.kind for f in findings} == ({kind} if kind else set()), [f.format() for f in findings]
 
 
 @pytest.mark.parametrize("space", ["shared", "global"])
@@ -151,7 +151,7 @@ def test_block_scope_atomics_between_blocks_are_reported(body, kind, blocks):
     """Block scope suffices for memory that only one block uses."""
     begin = "mad.wide.u32 %d1, %t0, 4, %d0; setp.ne.u32 %p2, %t2, 0; @%p2 bra w; st.shared.u32 [s], 0; w: bar.sync 0;"
     findings = find_races(begin + body, 4, 2, blocks=blocks, declare=".shared .align 4 .b8 s[4];")
-    assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
+    assert {f.kind for f in findings} == ({kind} if kind else set()), [f.format() for f in findings]
     assert all("block scope" in f.message for f in findings)
 
 
@@ -179,7 +179,7 @@ def test_race_of_many_elements_is_one_finding():
     bench.gpu.max_batch_threads = 64
     body = "and.b32 %r1, %i, 31; mad.wide.u32 %d1, %r1, 4, %d0; st.global.u32 [%d1], 3;"
     (f,) = find_errors(body, 40, 32, cells=32, bench=bench)
-    assert f.kind == "global race" and f.tensor == "cells" and f.count >= 32 and f.text().count("\n") <= 5
+    assert f.kind == "global race" and f.tensor == "cells" and f.count >= 32 and f.format().count("\n") <= 5
 
 
 def test_blocks_have_separate_shared_memory():
@@ -279,5 +279,5 @@ def test_races_in_distributed_shared_memory(body, kind, message, blocks):
     findings = find_races(
         NEIGHBOUR + body, 4, 1, declare=".shared .align 4 .b8 s[4];", blocks=blocks, cluster=(2, 1, 1)
     )
-    assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
-    assert all(message in f.message for f in findings), [f.text() for f in findings]
+    assert {f.kind for f in findings} == ({kind} if kind else set()), [f.format() for f in findings]
+    assert all(message in f.message for f in findings), [f.format() for f in findings]

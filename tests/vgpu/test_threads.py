@@ -304,7 +304,7 @@ def test_spinning_threads_do_not_block_others(tail):
     setp.eq.u32 %p5, %t2, 32;  @%p5 st.volatile.shared.u32 [flag], %r2;
     meet: {tail}"""
     bench = Bench()
-    bench.gpu.steps = 20_000
+    bench.gpu.max_steps = 20_000
     (got,) = run_ptx(body, [], ["u4"], declare=declare, block=96, bench=bench)
     np.testing.assert_array_equal(got, [3000] * 32 + [1] * 64)
 

@@ -90,4 +90,4 @@ def test_prefix_sum_of_the_library_is_not_an_error():
         bench.run(text, 1, 128, o, a)
         np.testing.assert_array_equal(bench.download(o), np.cumsum(np.arange(128)))
         assert {f.kind for f in bench.gpu.findings} == {"uninitialised read"} and not bench.errors()
-        assert text != ptx or all("belongs to the Mojo library" in f.text() for f in bench.gpu.findings)
+        assert text != ptx or all("belongs to the Mojo library" in f.format() for f in bench.gpu.findings)

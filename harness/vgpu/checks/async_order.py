@@ -227,7 +227,7 @@ class AsyncOrder:
     # -- loads and stores of threads -------------------------------------------------------------------------
     def access(self, access: Access, index, active):
         """Check and record a load, store or atomic of shared memory; `index` is in units of its size."""
-        positions = self.batch.positions(active)
+        positions = self.batch.get_positions(active)
         threads = self.get_threads(positions)
         start = np.broadcast_to(index, len(positions)) << access.shift
         units = start >> 4
@@ -445,8 +445,8 @@ class AsyncOrder:
 
     # -- products --------------------------------------------------------------------------------------------
     def start_product(self, instr: Instr, positions: np.ndarray, units: np.ndarray | None):
-        """Record wgmma.mma_async of the warpgroups at positions P [warpgroup, 128], which read locations
-        `units` [warpgroup, units]."""
+        """Record a wgmma.mma_async by warpgroups of threads at `positions` [warpgroup, 128], which read the
+        16-byte units `units` [warpgroup, units] of shared memory."""
         for k, warpgroup_positions in enumerate(positions):
             threads = self.get_threads(warpgroup_positions)
             key = self.get_warpgroup_key(threads)
@@ -509,7 +509,7 @@ class AsyncOrder:
         """Return the operations that have not been waited for, of a thread or of a warpgroup."""
         return [x for group in (*self.committed.get(key, ()), self.uncommitted.get(key, ())) for x in group]
 
-    # -- the end ---------------------------------------------------------------------------------------------
+    # -- end of the batch ---------------------------------------------------------------------------------------------
     def finish(self):
         """Check at exit that no bulk store still reads shared memory, which is freed with the block."""
         for key in {*self.uncommitted, *self.committed}:

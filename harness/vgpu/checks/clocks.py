@@ -100,7 +100,7 @@ def merge_clocks(clocks: Iterable[Clock]) -> Clock:
 
 
 class SequentialFences:
-    """A block's clocks at its fence.sc instructions: by warp in the latest epoch, merged for earlier epochs."""
+    """A block's clocks at its fence.sc: by warp in the latest epoch, merged for earlier epochs."""
 
     def __init__(self):
         self.epoch = -1
@@ -124,7 +124,7 @@ class Clocks:
         self.current_segments: dict[int, int] = {}  # block -> its segment
         self.rows: list[dict[int, tuple[AcquiredPrefix, ...]]] = []  # segment -> block -> prefixes acquired
         self.segment_blocks: list[int] = []  # segment -> its block
-        self.count: list[int] = []  # segment -> its index within its block
+        self.segment_indices: list[int] = []  # segment -> its index within its block
         self.cluster: dict[int, int] = {}  # block -> the first block of its cluster
         # (block, warp) -> scope -> clock at its last fence
         self.fence_clocks: dict[tuple[int, int], dict[int, Clock]] = {}
@@ -147,7 +147,7 @@ class Clocks:
         before = self.current_segments.get(block)
         self.rows.append(row)
         self.segment_blocks.append(block)
-        self.count.append(0 if before is None else self.count[before] + 1)
+        self.segment_indices.append(0 if before is None else self.segment_indices[before] + 1)
         self.current_segments[block] = len(self.rows) - 1
         self.segment_table = (None, None)
         return self.current_segments[block]
@@ -161,7 +161,7 @@ class Clocks:
 
     # -- releases and acquires ------------------------------------------------------------------------------
     def release(self, block: int, epoch: int, warps: Warps) -> Clock:
-        """Start a new segment; return the clock that these warps publish, which includes all they acquired."""
+        """Start a new segment; return the clock that these warps publish, including all they acquired."""
         clock = self.compute_clock(block, epoch, warps)
         self.start_segment(block, self.rows[self.get_segment(block)])  # later accesses are not covered
         return clock
@@ -173,7 +173,7 @@ class Clocks:
             for other, acquired in self.rows[s].items()
             if (prefix := self.merge_acquired(acquired, epoch, warps)) is not None
         }
-        count = self.count[s] + 1
+        count = self.segment_indices[s] + 1
         clock[block] = merge_prefixes(clock.get(block), Prefix(count, epoch, dict.fromkeys(warps, count)))
         return clock
 
@@ -220,7 +220,7 @@ class Clocks:
     # -- events ---------------------------------------------------------------------------------------------
     def group_warps(self, batch, active):
         """Yield (block, its barrier epoch, its warps) for the active threads."""
-        positions = batch.positions(active)
+        positions = batch.get_positions(active)
         blocks = batch.block_of[positions]
         pairs = np.unique(blocks * 32 + (batch.thread_of[positions] >> 5))
         by_block: dict[int, list[int]] = {}
@@ -230,7 +230,7 @@ class Clocks:
             yield int(batch.blocks[number]), int(batch.epoch[number]) & EPOCH_MASK, frozenset(warps)
 
     def fence(self, batch, active, scope: int, acquires: bool, releases: bool, sequential: bool) -> None:
-        """Execute a fence for earlier accesses of its warp, and those of other warps before the last barrier."""
+        """Execute a fence for earlier accesses of its warp, and of other warps before the last barrier."""
         for block, epoch, warps in self.group_warps(batch, active):
             for w in warps:
                 pending = self.unacquired_clocks.get((block, w))
@@ -306,7 +306,7 @@ class Clocks:
         if self.deferred_accesses is not None:
             self.deferred_accesses.append((batch, access, addresses, active))
             return
-        positions = batch.positions(active)
+        positions = batch.get_positions(active)
         block_numbers = batch.block_of[positions].tolist()
         warps = (batch.thread_of[positions] >> 5).tolist()
         writes: dict[tuple[int, int, int], bool] = {}  # by (block, warp, location)
@@ -386,7 +386,7 @@ class Clocks:
             return s != t or epoch != later_epoch
         return any(
             (acquired_epoch != later_epoch or later_warp in warps)
-            and prefix.covers(self.count[s], epoch, warp)
+            and prefix.covers(self.segment_indices[s], epoch, warp)
             for prefix, acquired_epoch, warps in self.rows[t].get(block, ())
         )
 
@@ -405,13 +405,14 @@ class Clocks:
         """Return whether a read of a strong write happened before access `second`."""
         s, t = read[0], second[0]
         return (
-            self.segment_blocks[s] != self.segment_blocks[t] or self.count[s] < self.count[t]
+            self.segment_blocks[s] != self.segment_blocks[t]
+            or self.segment_indices[s] < self.segment_indices[t]
         ) and self.is_ordered(read, second)
 
     def happens_before_exit(self, access: WarpSegment, block: int) -> bool:
         s, epoch, warp = access
         acquired = self.rows[self.get_segment(block)].get(self.segment_blocks[s], ())
-        return any(prefix.covers(self.count[s], epoch, warp) for prefix, _, _ in acquired)
+        return any(prefix.covers(self.segment_indices[s], epoch, warp) for prefix, _, _ in acquired)
 
 
 class GridSharedMemory(Extent):

@@ -107,14 +107,14 @@ class EventRecorder:
     # -- during the launch ----------------------------------------------------------------------------------
     def add(self, batch, access, tensor: Extent, index, active) -> None:
         """Record a global access that is about to execute; `index` is in units of the access size."""
-        positions = batch.positions(active)
+        positions = batch.get_positions(active)
         byte = (np.broadcast_to(index, len(positions)) << access.shift) - (tensor.start - self.run.arena.base)
         self._record(batch, access, "global", tensor, positions, byte)
 
     def add_shared(self, batch, access, index, active) -> None:
         if access.space == "early":  # an asynchronous copy is recorded when it completes
             return
-        positions = batch.positions(active)
+        positions = batch.get_positions(active)
         offset = (np.broadcast_to(index, len(positions)) << access.shift) - batch.shared_base[positions]
         for extent in self.run.shared_extents:
             inside = (offset >= extent.start) & (offset < extent.end)
@@ -136,7 +136,7 @@ class EventRecorder:
             count = entry.access.count
             shape = (batch.num_threads, count) if count > 1 else (batch.num_threads,)
             all_bits = np.zeros(shape, np.uint64)
-            all_bits[batch.positions(active)] = value.view(f"u{value.dtype.itemsize}")
+            all_bits[batch.get_positions(active)] = value.view(f"u{value.dtype.itemsize}")
             entry.bits = all_bits[entry.positions]
             if dtype:
                 self.float_sizes[entry.extent.name] = ITEMSIZE[dtype]

@@ -43,7 +43,7 @@ class Checks:
 class Finding:
     """One problem: its first occurrence, and the number of occurrences.
 
-    `kind` is one of KINDS. Tensor names in `marked_message` are marked by `mark_name`; `message` is the same text
+    `kind` is one of KINDS. Tensor names in `marked_message` are marked by `mark_name`; `message` is the text
     without marks. `index` is an element's index in the tensor (a tuple if its shape is known). `block` and
     `thread` are (x, y, z).
     """
@@ -76,7 +76,7 @@ class Finding:
             self, marked_message=marked_message, tensor=name_of(self.tensor) if self.tensor else ""
         )
 
-    def text(self) -> str:
+    def format(self) -> str:
         head = f"{'error' if self.is_error else 'note'}: {self.kind}"
         if self.location:
             head += f" at {self.location}"
@@ -136,7 +136,7 @@ def format_triple(t: tuple[int, int, int]) -> str:
 
 
 class Findings(list):
-    """The findings of a device or launch; repetitions at one instruction and tensor only increment a count."""
+    """The findings of a device or launch; repetitions at an instruction and tensor increment a count."""
 
     def __init__(self):
         super().__init__()
@@ -181,4 +181,4 @@ def format_index(index) -> str:
 
 def format_findings(findings) -> str:
     ordered = sorted(findings, key=lambda f: not f.is_error)
-    return "\n".join(f.text() for f in ordered)
+    return "\n".join(f.format() for f in ordered)

@@ -29,7 +29,7 @@ class Hazard(NamedTuple):
     role: str
 
 
-class Use(NamedTuple):
+class RegisterUse(NamedTuple):
     """A use of a register by products; `age` counts the groups committed since (0: they are uncommitted)."""
 
     age: int
@@ -37,7 +37,7 @@ class Use(NamedTuple):
     role: str
 
 
-class Unfenced(NamedTuple):
+class UnfencedRegister(NamedTuple):
     """A register written since the last fence before a product. For an accumulator, this is an error only
     if the product adds to it, because the compiler may clear registers that are not read."""
 
@@ -45,7 +45,9 @@ class Unfenced(NamedTuple):
     only_if_accumulating: bool
 
 
-State = tuple[dict[str, Use], frozenset[str]]  # registers of products in flight, registers that need a fence
+State = tuple[
+    dict[str, RegisterUse], frozenset[str]
+]  # registers of products in flight, registers that need a fence
 
 
 def is_wgmma_product(i: Instr) -> bool:
@@ -61,7 +63,7 @@ class RegisterHazards:
 
     def __init__(self, program: Program):
         self.hazards: dict[int, list[Hazard]] = {}
-        self.unfenced: dict[int, Unfenced] = {}
+        self.unfenced: dict[int, UnfencedRegister] = {}
         blocks = program.blocks
         products = [i for b in blocks for i in b.instrs if is_wgmma_product(i)]
         tracked = {r for i in products for r in (*get_registers(i.args[0]), *get_operand_registers(i))}
@@ -91,7 +93,12 @@ class RegisterHazards:
                     self.step(i, uses, dirty, tracked, self)
 
     def step(
-        self, i: Instr, uses: dict[str, Use], dirty: set[str], watched: set[str], out: RegisterHazards | None
+        self,
+        i: Instr,
+        uses: dict[str, RegisterUse],
+        dirty: set[str],
+        watched: set[str],
+        out: RegisterHazards | None,
     ):
         """Update the state for an instruction, and add its hazards to `out`."""
         if i.op == "wgmma" and not is_wgmma_product(i):
@@ -110,8 +117,8 @@ class RegisterHazards:
             accumulators, arguments = get_registers(i.args[0]), get_operand_registers(i)
             if out is not None:
                 out.add_product(i, accumulators, arguments, uses, dirty)
-            uses.update((r, Use(0, (i,), OPERAND)) for r in arguments)
-            uses.update((r, Use(0, (i,), ACCUMULATOR)) for r in accumulators)
+            uses.update((r, RegisterUse(0, (i,), OPERAND)) for r in arguments)
+            uses.update((r, RegisterUse(0, (i,), ACCUMULATOR)) for r in accumulators)
             dirty.difference_update(accumulators)
             return
         if out is not None:
@@ -122,7 +129,12 @@ class RegisterHazards:
         dirty.update(r for r in writes if r in watched)
 
     def add_product(
-        self, i: Instr, accumulators: list[str], operands: list[str], uses: dict[str, Use], dirty: set[str]
+        self,
+        i: Instr,
+        accumulators: list[str],
+        operands: list[str],
+        uses: dict[str, RegisterUse],
+        dirty: set[str],
     ):
         for r in operands:
             if (use := uses.get(r)) is not None and use.role == ACCUMULATOR:
@@ -136,7 +148,7 @@ class RegisterHazards:
                 self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
         unfenced = [r for r in (NO_FENCE, *operands, *accumulators) if r in dirty]
         if unfenced:
-            self.unfenced[id(i)] = Unfenced(unfenced[0], unfenced[0] in accumulators)
+            self.unfenced[id(i)] = UnfencedRegister(unfenced[0], unfenced[0] in accumulators)
 
 
 def merge_states(a: State | None, b: State) -> State:
@@ -148,7 +160,7 @@ def merge_states(a: State | None, b: State) -> State:
         old = uses.get(r)
         if old is not None:
             new = [p for p in use.products if all(p is not q for q in old.products)]
-            use = Use(min(old.age, use.age), (*old.products, *new), old.role)
+            use = RegisterUse(min(old.age, use.age), (*old.products, *new), old.role)
         uses[r] = use
     return uses, a[1] | b[1]
 

@@ -56,15 +56,14 @@ class StateSamples:
         self.reads_clock = False  # whether these blocks depend on a clock
 
     def is_repeated(self, index: int, active, pending: dict) -> bool:
-        """Sample the state before the active threads run block `index`; return whether it occurs for the third
-        time."""
+        """Sample the state before the active threads run block `index`; return whether it occurs a third time."""
         b = self.batch
         self.update_active_blocks()
         state: list = [index, active, *(x for i in sorted(pending) for x in (i, *pending[i]))]
         state += [x for i, group, _ in b.waiting for x in (i, group)]
         state += [sorted((k, *v.get_state()) for k, v in b.mbarriers.items()), len(b.copies)]
         state += [self.slots, *(b.registers[slot] for slot in self.slots)]
-        state += [b.clock() if self.reads_clock else 0, b.shared_space.data, *b.arena.get_contents()]
+        state += [b.get_clock() if self.reads_clock else 0, b.shared_space.data, *b.arena.get_contents()]
         if b.run.local_size:
             state.append(b.local_space.data)
         digest = hashlib.blake2b(digest_size=16)

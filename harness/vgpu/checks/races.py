@@ -217,7 +217,7 @@ class AccessLog:
         if self.events:
             self.events.add(batch, access, tensor, index, active)
         thread_ids = self.get_thread_ids(batch)
-        epoch = batch.epochs(active)
+        epoch = batch.get_epochs(active)
         segment = self.clocks.get_segments(batch, active) if self.clocks else None
         entry = (access, index, thread_ids, active, epoch, segment)
         self.entries.setdefault(tensor, []).append(entry)
@@ -235,13 +235,13 @@ class AccessLog:
             self.process_global_log(all_tensors=True)
 
     def add_shared(self, batch, access, index, active):
-        """Log an access to the block's own shared memory (if it has none, the access was reported before)."""
+        """Log an access to the block's own shared memory, if any (otherwise it has already been reported)."""
         if not self.is_active or not batch.shared_size:
             return
         if self.events:
             self.events.add_shared(batch, access, index, active)
         thread_ids = self.get_thread_ids(batch)
-        epoch = batch.epochs(active)
+        epoch = batch.get_epochs(active)
         warp_epochs = 0
         if batch.warp_synced:
             warp_epochs = batch.warp_epoch[batch.warp_of if active is None else batch.warp_of[active]]
@@ -259,7 +259,7 @@ class AccessLog:
             self.ordered_log.add_shared(batch, access, index, active)
 
     def barrier(self, batch, ready):
-        """Record that the blocks `ready` (None: all) pass a barrier."""
+        """Record that a mask `ready` of blocks (None: all blocks) passes a barrier."""
         if self.events:
             self.events.add_barrier()
         if self.shared:
@@ -457,7 +457,7 @@ class AccessLog:
         store, self.shared_store = self.shared_store, False
         if self.counts_accesses:
             self.run.counters.count_shared_accesses(batch, entries)
-        # Loads matter only if a store in the same epoch may still come.
+        # Loads matter only if a store may follow in the same epoch.
         if not self.checks_races or not (store or keep_reads or self.shared_marks is not None):
             return
         if self.shared_marks is None:
@@ -491,7 +491,7 @@ class AccessLog:
             tables.newest[kind] = max(tables.newest.get(kind, -1), newest)
         for kind, role_entries in roles.items():
             for other_kind in CONFLICTS[kind]:
-                # Marks that are all from earlier epochs, such as those of a tile stored before a barrier, cannot conflict.
+                # Marks from earlier epochs, such as those of a tile stored before a barrier, cannot conflict.
                 if other_kind != kind and tables.newest.get(other_kind, -1) >= oldest:
                     table = tables.by_kind[other_kind]
                     expanded = (
@@ -554,7 +554,7 @@ class OrderedLog:
 
     def add_shared(self, batch, access, index, active) -> None:
         """Log a shared access; `index` is in units of the access size, in the batch's shared memory."""
-        positions = batch.positions(active)
+        positions = batch.get_positions(active)
         slot, byte = np.divmod(np.broadcast_to(index, len(positions)) << access.shift, self.shared.size)
         address = batch.blocks[slot] * self.shared.size + byte
         segments = self.clocks.get_segments(batch, active)
@@ -563,7 +563,7 @@ class OrderedLog:
             address >> access.shift,
             self.log.get_thread_ids(batch),
             active,
-            batch.epochs(active),
+            batch.get_epochs(active),
             segments,
         )
         self.entries.setdefault(self.shared, []).append(entry)

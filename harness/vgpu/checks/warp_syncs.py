@@ -32,7 +32,7 @@ class WarpSyncs:
             self.connected[:] = True
             batch.warp_epoch[slice(None) if active is None else np.unique(batch.warp_of[active])] += 1
             return
-        warps = batch.warp_of[batch.positions(active)]
+        warps = batch.warp_of[batch.get_positions(active)]
         pairs = np.unique(np.stack([warps, np.broadcast_to(mask, len(warps)).astype(np.int64)]), axis=1)
         batch.warp_epoch[np.unique(warps)] += 1
         for warp, mask_lanes in pairs.T.tolist():

@@ -299,7 +299,7 @@ class Device:
         if name not in module.kernels:
             raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no kernel named {name}")
         kernel = module.kernels[name]
-        layout = compute_parameter_layout(list(kernel.params))
+        layout = compute_parameter_layout(list(kernel.param_sizes))
         if len(layout) * 16 > output_size:
             raise DriverError("CUDA_ERROR_NOT_SUPPORTED", f"kernel {name} has {len(layout)} parameters")
         handle = next(self._ids)

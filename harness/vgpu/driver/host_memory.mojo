@@ -6,16 +6,16 @@ word of the state page points to the first.
 """
 
 from std.ffi import external_call
-from transport import STATE, S_MUTEX, S_PINNED, at, has_state, state
+from transport import STATE, MUTEX_SLOT, PINNED_SLOT, at, has_state, state
 
 
 def lock() -> Bool:
     """Lock the ranges; return False if there is no state page, so that nothing can be pinned."""
-    return has_state() and external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX) == 0
+    return has_state() and external_call["pthread_mutex_lock", Int32](STATE + 8 * MUTEX_SLOT) == 0
 
 
 def unlock():
-    _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
+    _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * MUTEX_SLOT)
 
 
 def add_pinned(address: Int, count: Int):
@@ -25,8 +25,8 @@ def add_pinned(address: Int, count: Int):
     var node = external_call["calloc", Int](Int(3), Int(8))
     at[Int](node)[] = address
     at[Int](node + 8)[] = count
-    at[Int](node + 16)[] = state(S_PINNED)[]
-    state(S_PINNED)[] = node
+    at[Int](node + 16)[] = state(PINNED_SLOT)[]
+    state(PINNED_SLOT)[] = node
     unlock()
 
 
@@ -34,7 +34,7 @@ def remove_pinned(address: Int) -> Bool:
     """Remove the pinned range that begins at an address; return False if there is none."""
     if not lock():
         return False
-    var link = STATE + 8 * S_PINNED
+    var link = STATE + 8 * PINNED_SLOT
     while at[Int](link)[] != 0:
         var node = at[Int](link)[]
         if at[Int](node)[] == address:
@@ -52,7 +52,7 @@ def find_pinned_range(address: Int) -> Tuple[Int, Int]:
     if not lock():
         return (0, 0)
     var pinned = (0, 0)
-    var node = state(S_PINNED)[]
+    var node = state(PINNED_SLOT)[]
     while node != 0:
         var start = at[Int](node)[]
         var count = at[Int](node + 8)[]

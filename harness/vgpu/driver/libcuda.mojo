@@ -239,7 +239,7 @@ def cuMemcpy2D_v2(rows: Int) abi("C") -> Int32:
     """
     var width = at[Int](rows + 112)[]
     for row in range(at[Int](rows + 120)[]):
-        var place = Array[Int, 2](fill=0)
+        var addresses = Array[Int, 2](fill=0)
         var on_host = Array[Bool, 2](fill=False)
         for half in range(2):
             var part = rows + 56 * half
@@ -249,16 +249,16 @@ def cuMemcpy2D_v2(rows: Int) abi("C") -> Int32:
             on_host[half] = type == 1
             var base = at[Int](part + (24 if type == 1 else 32))[]
             var y = at[Int](part + 8)[] + row
-            place[half] = base + y * at[Int](part + 48)[] + at[Int](part)[]
+            addresses[half] = base + y * at[Int](part + 48)[] + at[Int](part)[]
         var code = SUCCESS
         if on_host[0] and on_host[1]:
-            copy_host(place[1], place[0], width)
+            copy_host(addresses[1], addresses[0], width)
         elif on_host[0]:
-            code = write_to_device(place[1], place[0], width)
+            code = write_to_device(addresses[1], addresses[0], width)
         elif on_host[1]:
-            code = read_from_device(place[1], place[0], width)
+            code = read_from_device(addresses[1], addresses[0], width)
         else:
-            code = copy(place[1], place[0], width)
+            code = copy(addresses[1], addresses[0], width)
         if code != SUCCESS:
             return code
     return SUCCESS
@@ -516,23 +516,23 @@ def cuTensorMapEncodeTiled(
     dims: Int,
     strides: Int,
     box: Int,
-    steps: Int,
+    element_strides: Int,
     interleave: Int32,
     swizzle: Int32,
     promotion: Int32,
     fill: Int32,
 ) abi("C") -> Int32:
-    """Encode a tensor map in 128 bytes; dimensions and strides have 64 bits each, box sizes and steps 32 bits.
+    """Encode a tensor map in 128 bytes; dimensions and strides have 64 bits each, box sizes and element strides 32 bits.
     """
     var count = Int(rank)
-    if map == 0 or dims == 0 or box == 0 or steps == 0 or count < 1 or count > 5:
+    if map == 0 or dims == 0 or box == 0 or element_strides == 0 or count < 1 or count > 5:
         return INVALID_VALUE
-    # 5 dimensions, 4 strides, 5 box sizes, 5 steps, 64 bits each.
+    # 5 dimensions, 4 strides, 5 box sizes, 5 element strides, 64 bits each.
     var words = Array[Int, 19](fill=0)
     for i in range(count):
         words[i] = at[Int](dims + 8 * i)[]
         words[9 + i] = Int(at[UInt32](box + 4 * i)[])
-        words[14 + i] = Int(at[UInt32](steps + 4 * i)[])
+        words[14 + i] = Int(at[UInt32](element_strides + 4 * i)[])
     for i in range(count - 1):
         words[5 + i] = at[Int](strides + 8 * i)[]
     var request = Request(OP_ENCODE_TENSOR_MAP, Int(kind), count, address, Int(interleave))

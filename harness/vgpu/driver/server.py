@@ -35,7 +35,7 @@ class ProgramNotFound(Exception):
 
 
 class _Interrupted(BaseException):
-    """Raised by a signal handler, even during a launch. `code` is the exit code, or None after a normal exit."""
+    """Raised by a signal handler, even during a launch. `code` is the exit code, None after a normal exit."""
 
     def __init__(self, code: int | None):
         super().__init__(code)

@@ -17,11 +17,11 @@ comptime STATE_BYTES = 4096
 comptime MAGIC = 0x7667_7075_0001
 
 # Word offsets in the state page.
-comptime S_MAGIC = 0
-comptime S_MUTEX = 1  # 40 bytes on x86-64, 48 on aarch64
-comptime S_SOCKET = 9  # file descriptor + 1, so that zero means none
-comptime S_PID = 10  # the process that connected; a forked child must not use the connection
-comptime S_PINNED = 16  # the first pinned range of host memory (host_memory.mojo)
+comptime MAGIC_SLOT = 0
+comptime MUTEX_SLOT = 1  # 40 bytes on x86-64, 48 on aarch64
+comptime SOCKET_SLOT = 9  # file descriptor + 1, so that zero means none
+comptime PID_SLOT = 10  # the process that connected; a forked child must not use the connection
+comptime PINNED_SLOT = 16  # the first pinned range of host memory (host_memory.mojo)
 
 
 def at[T: AnyType](address: Int) -> Pointer[T, MutUntrackedOrigin]:
@@ -39,7 +39,7 @@ def open_state():
     # PROT_READ|PROT_WRITE; MAP_PRIVATE|MAP_ANONYMOUS|MAP_FIXED_NOREPLACE
     var page = external_call["mmap", Int](STATE, STATE_BYTES, Int32(3), Int32(0x100022), Int32(-1), Int(0))
     if page == STATE:
-        state(S_MAGIC)[] = MAGIC
+        state(MAGIC_SLOT)[] = MAGIC
 
 
 def has_state() -> Bool:
@@ -47,7 +47,7 @@ def has_state() -> Bool:
     # msync returns ENOMEM for an unmapped page instead of faulting.
     if external_call["msync", Int32](STATE, STATE_BYTES, Int32(1)) != 0:
         return False
-    return state(S_MAGIC)[] == MAGIC
+    return state(MAGIC_SLOT)[] == MAGIC
 
 
 def c_text(text: StaticString) -> Int:
@@ -80,8 +80,8 @@ def connect() -> Int32:
     """Connect if necessary. Return a CUDA result code: NO_DEVICE if no virtual GPU was requested."""
     if not has_state():
         return OPERATING_SYSTEM
-    if state(S_PID)[] != 0:
-        return SUCCESS if state(S_PID)[] == own_pid() else NOT_INITIALIZED
+    if state(PID_SLOT)[] != 0:
+        return SUCCESS if state(PID_SLOT)[] == get_pid() else NOT_INITIALIZED
     var name = external_call["getenv", Int](c_text("WORKBOOK_VGPU_SOCKET"))
     if name == 0:
         return NO_DEVICE
@@ -105,12 +105,12 @@ def connect() -> Int32:
         _ = external_call["close", Int32](fd)
         print_error("virtual GPU: the executor process does not answer (did `vgpu exec` end?)")
         return NO_DEVICE
-    state(S_SOCKET)[] = Int(fd) + 1
-    state(S_PID)[] = own_pid()
+    state(SOCKET_SLOT)[] = Int(fd) + 1
+    state(PID_SLOT)[] = get_pid()
     return SUCCESS
 
 
-def own_pid() -> Int:
+def get_pid() -> Int:
     return Int(external_call["getpid", Int32]())
 
 
@@ -118,9 +118,9 @@ def connect_locked() -> Int32:
     """Run `connect` under the lock, because several threads may initialise at once."""
     if not has_state():
         return OPERATING_SYSTEM
-    _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
+    _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * MUTEX_SLOT)
     var result = connect()
-    _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
+    _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * MUTEX_SLOT)
     return result
 
 
@@ -152,13 +152,13 @@ struct Request:
     @no_inline
     def call(mut self) -> Int32:
         """Send the request and receive its answer. Return the CUDA result code."""
-        if not has_state() or state(S_PID)[] != own_pid():
+        if not has_state() or state(PID_SLOT)[] != get_pid():
             return NOT_INITIALIZED
         var raw = Int(Pointer(to=self.words).unsafe_bitcast[Int]())
-        _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
+        _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * MUTEX_SLOT)
         # The connection may have been lost.
-        var result = self.exchange(raw) if state(S_SOCKET)[] != 0 else NOT_INITIALIZED
-        _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
+        var result = self.exchange(raw) if state(SOCKET_SLOT)[] != 0 else NOT_INITIALIZED
+        _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * MUTEX_SLOT)
         # The compiler does not see that the answer was written through an address: read it the same way.
         for i in range(4, 9):
             self.words[i] = at[Int](raw + 8 * i)[]
@@ -167,7 +167,7 @@ struct Request:
     def exchange(mut self, raw: Int) -> Int32:
         """Send the sixteen words and the input; receive result code, four results, output length and output.
         """
-        var fd = Int32(state(S_SOCKET)[] - 1)
+        var fd = Int32(state(SOCKET_SLOT)[] - 1)
         var answer = Array[Int, 6](fill=0)
         var answer_raw = Int(Pointer(to=answer).unsafe_bitcast[Int]())
         var ok = (
@@ -184,7 +184,7 @@ struct Request:
         _ = answer
         if not ok:
             _ = external_call["close", Int32](fd)
-            state(S_SOCKET)[] = 0
+            state(SOCKET_SLOT)[] = 0
             print_error("virtual GPU: lost the connection to the executor process")
             return UNKNOWN
         return result

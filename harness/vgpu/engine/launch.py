@@ -39,7 +39,7 @@ class Run(Reports):
         self.dynamic_shared = dynamic_shared
         self.findings = Findings()
         self._owners: dict[int, list[Extent]] = {}
-        self.steps, self.step_budget = 0, gpu.steps
+        self.steps, self.step_budget = 0, gpu.max_steps
         self._forbidden_writes = SavedTensors(self.arena)  # tensors to restore after the launch
         self.block_threads: dict[int, int] = {}
         self.atomics_by_address: dict[int, int] = {}
@@ -174,7 +174,7 @@ class Run(Reports):
             size = min(size, max(SHARED_BUDGET_BYTES // self.shared_size, 1))
         if self.local_size:
             size = min(size, max(LOCAL_BUDGET_BYTES // (self.local_size * self.threads_per_block), 1))
-        order, _, seed = self.gpu.blocks.partition(":")
+        order, _, seed = self.gpu.block_order.partition(":")
         blocks_wait = may_synchronise(self.code.program) and any(
             b.in_spin_loop for b in self.code.program.blocks
         )

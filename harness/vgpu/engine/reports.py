@@ -184,7 +184,7 @@ class Reports:
         In library algorithms it is an error only if the memory is global, or if user code kept threads of the
         block from writing it.
         """
-        positions = batch.positions(active)
+        positions = batch.get_positions(active)
         bad = np.broadcast_to(bad.any(axis=-1) if np.ndim(bad) > np.ndim(index) else bad, len(positions))
         indices = np.flatnonzero(bad)
         cells = np.broadcast_to(index, len(positions))[indices]
@@ -242,7 +242,7 @@ class Reports:
             owners and tensor not in owners
         ):
             return
-        positions = batch.positions(active)
+        positions = batch.get_positions(active)
         index = tensor.index(int(np.broadcast_to(addresses, len(positions))[0]), access.width)
         verb = "an atomic updates" if get_verb(access) == "atomic" else "the kernel writes to"
         self.record_at(

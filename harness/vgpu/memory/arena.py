@@ -28,8 +28,8 @@ class Extent:
 
     Attributes:
         fully_written: Whether every byte has been written, so that reads need no check.
-        write_violation: Kind of the finding that a forbidden write causes: any write to a constant or an input,
-            or an atomic on a result that must be summed in a fixed order; "" if all writes are allowed.
+        write_violation: Kind of the finding for a forbidden write: any write to a constant or an input, or an
+            atomic on a result that must be summed in a fixed order; "" if all writes are allowed.
         written: Whether the current launch has written to it.
         last_writer: Name of the last kernel that wrote to it.
     """

@@ -77,7 +77,8 @@ class TensorMap:
         """Return the element addresses of the tile at these coordinates, [rows, box[0]], and a mask of the
         elements that are copied.
 
-        A load copies only elements inside the tensor, a store every 16-byte unit that begins inside it: an H200 writes up to 14 bytes past a row whose length is not a multiple of 16 bytes.
+        A load copies only elements inside the tensor. A store copies every 16-byte unit that begins inside it:
+        an H200 writes up to 14 bytes past a row whose length is not a multiple of 16 bytes.
         """
         address = np.zeros((1,) * len(self.box), np.int64) + self.address
         inside = np.ones((1,) * len(self.box), bool)
@@ -129,7 +130,7 @@ def encode_tiled(
 ) -> TensorMap:  # fmt: skip
     """Create the map that cuTensorMapEncodeTiled encodes; `strides` (bytes) omit the innermost dimension.
 
-    Raises InvalidTensorMap for arguments that the driver's documentation write_violation, NotImplementedError for valid
+    Raises InvalidTensorMap for arguments that the driver's documentation forbids, NotImplementedError for valid
     ones that are not simulated.
     """
     width, _ = ELEMENT_TYPES.get(data_type, (0, ""))

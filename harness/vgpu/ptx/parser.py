@@ -117,7 +117,7 @@ class Instr:
 
 @dataclass(slots=True)
 class Variable:
-    """A module, shared, local or parameter variable; `nbytes` 0 means sized at launch (extern shared)."""
+    """A module, shared, local or parameter variable; `nbytes` is 0 if the size is set at launch (extern shared)."""
 
     name: str
     space: str
@@ -300,7 +300,7 @@ class _Parser:
                 self.function = None
 
     def parse_line_directive(self, text: str, line: int):
-        """Parse a directive that takes the whole line."""
+        """Parse a directive that ends with its line, not with a semicolon."""
         word, value = text.split(None, 1)
         if word == ".loc":
             self.parse_loc(text)

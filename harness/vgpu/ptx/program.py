@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from .parser import Function, Instr, Mem, Module, Pair, Reg, Sym, TensorMem, Vec
 from .special_registers import SPECIAL_REGISTERS
 
-#: Opcodes without memory effects or thread communication: if guarded, they become a select, and all other
-#: guarded instructions a separate block.
+#: Opcodes without memory effects or thread communication. A guarded one becomes a select; any other guarded
+#: instruction becomes a separate block.
 PURE_OPCODES = {
     "mov", "add", "sub", "mul", "mad", "mul24", "mad24", "fma", "div", "rem", "min", "max", "abs", "neg",
     "not", "and", "or", "xor", "cnot", "shl", "shr", "shf", "setp", "set", "selp", "slct", "cvt", "cvta",

@@ -1,8 +1,8 @@
 """The threads of a batch and their memory: check, log and execute every load and store.
 
-A batch (executor.py) consists of some thread blocks of one launch. Its threads have positions 0..n-1; `active` is
-an array of positions, or None for all threads. Addresses are arrays with one element per thread, or a scalar
-for all. An invalid access is reported and redirected to a page outside all tensors.
+A batch (executor.py) consists of some thread blocks of one launch. Its threads have positions 0..n-1;
+`active` is an array of positions, or None for all threads. An address is an array with one element per thread, or
+a scalar if all are equal. An invalid access is reported and redirected to a page outside all tensors.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class BatchMemory:
         self.local_base = np.arange(self.num_threads) * local
         self.param_space = run.param_space
 
-    def positions(self, active):
+    def get_positions(self, active):
         return np.arange(self.num_threads) if active is None else active
 
-    def epochs(self, active):
+    def get_epochs(self, active):
         """Return the number of barriers that each thread's block has passed; a scalar if all are equal."""
         if self.common_epoch is not None:
             return self.common_epoch
@@ -102,7 +102,7 @@ class BatchMemory:
         if access.space == "shared":
             return self.shared_space, self.get_shared_index(access, address, active)
         if access.space == "local" and self.run.checks.counters:
-            self.run.counters.count_local(access, self.positions(active), self.warp_of)
+            self.run.counters.count_local(access, self.get_positions(active), self.warp_of)
         return self.local_space, self.get_offset_index(
             access, address, self.local_base, self.run.local_extents, active
         )
@@ -119,7 +119,7 @@ class BatchMemory:
         if access.space == "generic":
             self.store_generic(access, address, value, active)
         elif access.space == "param":
-            positions = self.positions(active)
+            positions = self.get_positions(active)
             self.run.report_bad_address(
                 self, access, np.broadcast_to(address, len(positions)), positions, None, None
             )
@@ -154,7 +154,7 @@ class BatchMemory:
 
     def get_global_index_slow(self, access: Access, address, active):
         """Handle the cases of `get_global_index` with accesses to several tensors or invalid accesses."""
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         addr = np.broadcast_to(address, len(positions))
         number, ends = self.arena.locate(addr)
         starts = self.arena._arrays[0]
@@ -225,7 +225,7 @@ class BatchMemory:
         return (starts + address.astype(np.int64)) >> access.shift
 
     def redirect_bad_offsets(self, access: Access, address, extents, active):
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         offsets = np.broadcast_to(address, len(positions)).astype(np.int64)
         inside = np.zeros(len(positions), bool)
         for t in extents:
@@ -249,7 +249,7 @@ class BatchMemory:
     def get_remote_index(self, access: Access, address, active) -> tuple[np.ndarray, bool]:
         """Return (checked index, whether all threads access their own block) for shared addresses in a
         cluster, whose top byte is 0 for the own block, or 1 + the rank of a block."""
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         address = np.broadcast_to(address, len(positions)).astype(np.int64)
         rank, own_block, size = address >> 24, self.block_of[positions], self.run.cluster_size
         block = np.where(rank == 0, own_block, own_block - own_block % size + np.clip(rank - 1, 0, size - 1))
@@ -297,7 +297,7 @@ class BatchMemory:
         if name is not None:
             yield slice(None), active, access.with_space(name), address - np.uint64(window)
             return
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         top = address >> np.uint64(56)
         for value in np.unique(top):
             part = top == value

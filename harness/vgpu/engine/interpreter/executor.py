@@ -134,7 +134,7 @@ class Batch(WarpgroupOps):
                 width = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[min(WIDTH[kind], 8)]
             self.registers[self.code.slots[name]] = width(0)
 
-    def clock(self) -> int:
+    def get_clock(self) -> int:
         """Return a clock that counts executed basic blocks, not time."""
         return self.run.steps * 16
 
@@ -229,7 +229,7 @@ class Batch(WarpgroupOps):
             elif kind == "cluster":
                 self.waiting.append((index, active, ("cluster", None, None)))
             else:
-                raise Trap(block.term, self, self.positions(active))
+                raise Trap(block.term, self, self.get_positions(active))
 
     def has_failed_poll(self, index: int, groups) -> bool:
         """Return whether these threads already polled an mbarrier here since a phase last ended."""
@@ -268,7 +268,7 @@ class Batch(WarpgroupOps):
         if value.ndim == 0:
             pending.setdefault(table[int(value)] if table else int(value), []).append(active)
             return
-        active = self.positions(active)
+        active = self.get_positions(active)
         parts = {int(v): active[value == v] for v in np.unique(value)}
         self.divergence.add(block.index, list(parts.values()))
         for v, group in parts.items():
@@ -316,7 +316,7 @@ class Batch(WarpgroupOps):
             self.report_exited(first[0], None)
             pending[self.program.blocks[first[0]].succs[0]] = [None]
             return True
-        waiting = [(i, self.positions(positions), v) for i, positions, v in self.waiting]
+        waiting = [(i, self.get_positions(positions), v) for i, positions, v in self.waiting]
         complete = self.find_completed_blocks(waiting)
         passing_masks = [
             is_barrier_complete(complete, v[0], self.block_of[positions]) for _, positions, v in waiting
@@ -394,7 +394,7 @@ class Batch(WarpgroupOps):
 
     def bar_arrive(self, number, count, active):
         """Execute bar.arrive: arrive at a numbered barrier without waiting."""
-        P = self.positions(active)
+        P = self.get_positions(active)
         number = np.broadcast_to(number, len(P))
         for k in np.unique(number).tolist():
             arrived = np.bincount(self.block_of[P[number == k]], minlength=self.num_blocks)

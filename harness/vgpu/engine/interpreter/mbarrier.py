@@ -54,7 +54,7 @@ class MBarrierOps(BatchMemory):
             barrier = self.mbarriers.get(slot)
             if barrier is None:
                 self.run.report_uninitialised_mbarrier(
-                    self, access, self.positions(active)[group[0]], len(group)
+                    self, access, self.get_positions(active)[group[0]], len(group)
                 )
             else:
                 yield slot, barrier, group
@@ -74,7 +74,7 @@ class MBarrierOps(BatchMemory):
         """Execute arrivals, each after an expect_tx of `expected` bytes; `drop` also lowers the count of
         later phases. Return each arrival's token.
         """
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         count, expected = np.broadcast_to(count, len(positions)), np.broadcast_to(expected, len(positions))
         tokens = np.zeros(len(positions), np.uint64)
         for slot, barrier, group in self.iterate_barriers(access, address, active):
@@ -99,7 +99,7 @@ class MBarrierOps(BatchMemory):
 
     def mbarrier_add_bytes(self, access: Access, address, nbytes, active):
         """Execute mbarrier.expect_tx, or complete_tx with negative numbers."""
-        nbytes = np.broadcast_to(nbytes, len(self.positions(active)))
+        nbytes = np.broadcast_to(nbytes, len(self.get_positions(active)))
         for slot, barrier, group in self.iterate_barriers(access, address, active):
             barrier.pending_bytes += int(nbytes[group].sum())
             self.end_phase_if_complete(access, slot, barrier)
@@ -129,7 +129,7 @@ class MBarrierOps(BatchMemory):
 
         Like the hardware, test only one bit of the token, even if the token is not from an arrival.
         """
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         token = np.broadcast_to(token, len(positions))
         bit = token >> token.dtype.type(0 if parity else PHASE_BIT) & token.dtype.type(1)
         done = np.ones(len(token), bool)

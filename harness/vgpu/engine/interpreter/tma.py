@@ -62,7 +62,7 @@ class BulkCopyOps(WarpOps):
 
     def iterate_valid_tiles(self, instr, map_address, coordinates, active):
         """Yield (index, position, map, coordinates) of every thread whose tensor map is valid."""
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         maps = np.broadcast_to(map_address, len(positions)).tolist()
         axes = [np.broadcast_to(c, len(positions)).view(np.int32).tolist() for c in coordinates]
         for k, position in enumerate(positions.tolist()):
@@ -212,7 +212,7 @@ class BulkCopyOps(WarpOps):
     ):
         """Execute cp.async.bulk.tensor from shared to global memory, or cp.reduce.async.bulk.tensor with
         `op`."""
-        sources = np.broadcast_to(source, len(self.positions(active))).tolist()
+        sources = np.broadcast_to(source, len(self.get_positions(active))).tolist()
         for k, position, tile, corner in self.iterate_valid_tiles(load.instr, maps, coordinates, active):
             offset = sources[k]
             block = int(self.block_of[position])
@@ -259,7 +259,7 @@ class BulkCopyOps(WarpOps):
         active,
     ):
         """Execute cp.async.bulk into shared memory from global or (`shared`) the block's shared memory."""
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         destinations = self.get_destinations(barrier_access, location, barrier, mask, active)
         source, nbytes = (np.broadcast_to(x, len(positions)) for x in (source, nbytes))
         for k, position in enumerate(positions.tolist()):
@@ -289,7 +289,7 @@ class BulkCopyOps(WarpOps):
         self, load: Access, store: Access, target, source, nbytes, op: str | None, kind: str, active
     ):
         """Execute cp.async.bulk and cp.reduce.async.bulk from shared to global memory."""
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         target, source, nbytes = (np.broadcast_to(x, len(positions)) for x in (target, source, nbytes))
         for k, position in enumerate(positions.tolist()):
             size = self.check_bulk_size(store, position, int(nbytes[k]))
@@ -308,9 +308,9 @@ class BulkCopyOps(WarpOps):
 
     def bulk_commit(self, active):
         if self.async_order:
-            self.async_order.bulk_commit(self.positions(active))
+            self.async_order.bulk_commit(self.get_positions(active))
 
     def bulk_wait(self, allowed: int, active):
         """Execute cp.async.bulk.wait_group (or .read): wait for all but the newest `allowed` groups."""
         if self.async_order:
-            self.async_order.bulk_wait(self.positions(active), allowed)
+            self.async_order.bulk_wait(self.get_positions(active), allowed)

@@ -65,12 +65,12 @@ class WarpOps(MBarrierOps):
         Of the instructions that call this, only bar.warp.sync orders memory.
         """
         if np.any(mask != ALL_LANES):
-            outside = self.positions(active)[mask >> self.get_lanes(active) & u4(1) == 0]
+            outside = self.get_positions(active)[mask >> self.get_lanes(active) & u4(1) == 0]
             if len(outside):
                 self.run.report_outside_mask(self, instr, outside[0], len(outside))
         if active is None and self.all_warps_full:
             return None
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         active_lanes = self.gather_masks(positions)
         missing = (
             self.get_live_lanes()[self.warp_of[positions]] & mask & ~active_lanes[self.warp_of[positions]]
@@ -85,15 +85,15 @@ class WarpOps(MBarrierOps):
         self.check_active_lanes(instr, mask, active)
         self.log.warp_sync(self, mask, active)
         if self.async_order:
-            self.async_order.warp_sync(self.positions(active), mask)
+            self.async_order.warp_sync(self.get_positions(active), mask)
 
     def proxy_fence(self, active):
         if self.async_order:
-            self.async_order.proxy_fence(self.positions(active))
+            self.async_order.proxy_fence(self.get_positions(active))
 
     def scatter_to_lanes(self, value, active) -> np.ndarray:
         """Scatter the values of the active lanes into an array [warp * 32 + lane], 0 elsewhere."""
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         table = np.zeros(self.warps * 32, value.dtype)
         table[self.warp_of[positions] * 32 + self.lane_of[positions]] = value
         return table
@@ -119,7 +119,7 @@ class WarpOps(MBarrierOps):
         if absent.any():
             first = int(np.flatnonzero(absent)[0])
             self.run.report_absent_shuffle_lane(
-                self, instr, self.positions(active)[first], int(j[first]), int(absent.sum())
+                self, instr, self.get_positions(active)[first], int(j[first]), int(absent.sum())
             )
         return self.scatter_to_lanes(a, active)[index], inside
 
@@ -132,28 +132,28 @@ class WarpOps(MBarrierOps):
     def get_warps(self, active):
         return self.warp_of if active is None else self.warp_of[active]
 
-    def active_mask(self, active) -> np.ndarray:
-        return self.gather_masks(self.positions(active))[self.get_warps(active)]
+    def get_active_mask(self, active) -> np.ndarray:
+        return self.gather_masks(self.get_positions(active))[self.get_warps(active)]
 
-    def active_masks(self, mask, active) -> np.ndarray:
+    def get_active_masks(self, mask, active) -> np.ndarray:
         """Return each active thread's mask, restricted to active lanes of its warp."""
-        return self.active_mask(active) & mask
+        return self.get_active_mask(active) & mask
 
     def vote(self, instr, mode: str, p, mask, active):
         self.check_active_lanes(instr, mask, active)
-        positions, warp = self.positions(active), self.get_warps(active)
+        positions, warp = self.get_positions(active), self.get_warps(active)
         yes = self.gather_masks(positions, np.broadcast_to(p, len(positions)))[warp] & mask
-        return numeric.compute_vote(mode, yes, self.active_masks(mask, active))
+        return numeric.compute_vote(mode, yes, self.get_active_masks(mask, active))
 
     def elect(self, instr, mask, active):
         self.check_active_lanes(instr, mask, active)
-        bits = self.active_masks(mask, active)
+        bits = self.get_active_masks(mask, active)
         lowest = numeric.popc((bits & (~bits + u4(1))) - u4(1))
         return lowest, self.get_lanes(active) == lowest
 
     def match(self, instr, mode: str, value, mask, active):
         self.check_active_lanes(instr, mask, active)
-        warp, lanes = self.get_warps(active), self.active_masks(mask, active)
+        warp, lanes = self.get_warps(active), self.get_active_masks(mask, active)
         value, out = np.broadcast_to(value, len(warp)), np.zeros(len(warp), u4)
         table = self.scatter_to_lanes(value, active)
         for k in range(32):
@@ -165,7 +165,7 @@ class WarpOps(MBarrierOps):
         self.check_active_lanes(instr, mask, active)
         if self.counting:
             self.run.counters.count_issue(instr, self.count_warps(active))
-        warp, lanes = self.get_warps(active), self.active_masks(mask, active)
+        warp, lanes = self.get_warps(active), self.get_active_masks(mask, active)
         value = np.broadcast_to(value, len(warp))
         table = self.scatter_to_lanes(value, active)
         out, started = np.zeros_like(value), np.zeros(len(warp), bool)
@@ -212,7 +212,7 @@ class WarpOps(MBarrierOps):
             return old
         old = update_atomically(data, index, op, kind, values, used)
         if clocks:
-            clocks.resolve_deferred(self.positions(active)[old != values[0]])
+            clocks.resolve_deferred(self.get_positions(active)[old != values[0]])
         return old
 
     def fence(self, active, scope: int, acquires: bool, releases: bool, is_sequential: bool):
@@ -223,7 +223,7 @@ class WarpOps(MBarrierOps):
     def count_full_warps(self, instr, active) -> int:
         """Return the number of active warps; report one that has inactive lanes."""
         self.check_active_lanes(instr, ALL_LANES, active)
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         if len(positions) % 32 or not (self.lane_of[positions].reshape(-1, 32) == np.arange(32)).all():
             self.run.report_incomplete_warp(self, instr, positions)
         return len(positions) // 32
@@ -262,7 +262,7 @@ class WarpOps(MBarrierOps):
 
     def ldmatrix(self, access: Access, address, number: int, transpose: bool, active):
         warps = self.count_full_warps(access.instr, active)
-        positions = self.positions(active).reshape(warps, 32)[:, : 8 * number].reshape(-1)
+        positions = self.get_positions(active).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         low, high = self.load(access, address, None if len(positions) == self.num_threads else positions)
         cells = np.stack([low, high], axis=1).view(u2).reshape(warps, number, 8, 8)
@@ -273,7 +273,7 @@ class WarpOps(MBarrierOps):
 
     def stmatrix(self, access: Access, address, values, transpose: bool, active):
         warps, number = self.count_full_warps(access.instr, active), len(values)
-        positions = self.positions(active).reshape(warps, 32)[:, : 8 * number].reshape(-1)
+        positions = self.get_positions(active).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         pairs = np.stack([np.broadcast_to(v, warps * 32).reshape(warps, 32) for v in values], axis=1)
         cells = np.ascontiguousarray(pairs).view(u2).reshape(warps, number, 8, 8)
@@ -303,10 +303,10 @@ class WarpOps(MBarrierOps):
     ):
         """Execute cp.async: read the source now, write the data when the thread waits for it.
 
-        `size_or_predicate` is the number of bytes to copy (the rest is zero-filled), or a predicate to ignore the
+        `size_or_predicate` is the number of bytes to copy (the rest is zero), or a predicate to ignore the
         source; `multiply_adds` counts those before this instruction in its basic block.
         """
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         target, source = (
             broadcast_to_threads(target, len(positions)),
             broadcast_to_threads(source, len(positions)),
@@ -352,7 +352,7 @@ class WarpOps(MBarrierOps):
         return parts
 
     def copy_commit(self, instr, multiply_adds: int, active):
-        positions, groups = self.positions(active), self.get_commits()
+        positions, groups = self.get_positions(active), self.get_commits()
         if self.multiply_adds_done is not None:
             is_active, full = np.zeros(self.num_threads, bool), np.zeros(self.num_threads, bool)
             is_active[positions] = True
@@ -369,7 +369,7 @@ class WarpOps(MBarrierOps):
         if not self.copies:
             return
         is_active = np.zeros(self.num_threads, bool)
-        is_active[self.positions(active)] = True
+        is_active[self.get_positions(active)] = True
         rest = []
         for positions, group, store, target, parts, fmas_at_commit in self.copies:
             done = is_active[positions]
@@ -408,14 +408,14 @@ class WarpOps(MBarrierOps):
         """Execute vprintf(format, arguments): print one line per thread, in thread order."""
         fmt_at, args_at, *rest = offsets_and_L
         active = rest[-1]
-        for p in self.positions(active).tolist():
+        for p in self.get_positions(active).tolist():
             base = int(self.local_base[p])
             local = self.local_space.data
             fmt = int(local[base + fmt_at : base + fmt_at + 8].view(u8)[0])
             args = int(local[base + args_at : base + args_at + 8].view(u8)[0])
             self.run.print(format_printf(self.read_string(fmt, p), args, self, p))
         if len(rest) > 1:  # the result, a character count, is not modelled: store 0
-            for p in self.positions(active).tolist():
+            for p in self.get_positions(active).tolist():
                 base = int(self.local_base[p]) + rest[0]
                 self.local_space.data[base : base + 4] = 0
                 self.local_space.written[base : base + 4] = 1

@@ -76,7 +76,7 @@ class WarpgroupOps(BulkCopyOps):
 
     def count_full_warpgroups(self, instr: Instr, active) -> int:
         """Return the number of active warpgroups; report one that has inactive threads."""
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         groups = self.count_full_warps(instr, active)
         first = self.warp_of[positions[::128]] % self.warps_per_block % 4 == 0
         if (
@@ -90,7 +90,7 @@ class WarpgroupOps(BulkCopyOps):
     def set_registers(self, instr: Instr, number: int, increases: bool, active):
         """Execute setmaxnreg: set the registers per thread of the active warps to `number`."""
         self.count_full_warpgroups(instr, active)
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         warps = self.warp_of[positions[::32]]
         previous = self.register_counts[warps]
         is_invalid = number % 8 != 0 or not 24 <= number <= 256
@@ -122,7 +122,7 @@ class WarpgroupOps(BulkCopyOps):
         Return (operand [warpgroup, rows, k] in float64, its locations in 16-byte units [warpgroup, units]).
         `first` contains the position of each warpgroup's first thread.
         """
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         values = np.broadcast_to(descriptors, len(positions)).reshape(-1, 128)
         if (values != values[:, :1]).any():
             first_uneven = positions[np.flatnonzero((values != values[:, :1]).any(axis=1))[0] * 128]
@@ -175,14 +175,14 @@ class WarpgroupOps(BulkCopyOps):
         scale_d,
         active,
     ):
-        """Execute wgmma.mma_async: sums [64, n] = left [64, k] @ right [k, n], plus the old sums if `scale_d`.
+        """Execute wgmma.mma_async: D [64, n] = left [64, k] @ right [k, n], plus the old D if `scale_d`.
 
-        `left` is a matrix descriptor, or four registers if A is None. Return the registers of the sums.
+        `left` is a matrix descriptor, or four registers if A is None. Return the registers of D.
         """
         groups = self.count_full_warpgroups(b_access.instr, active)
         if self.counting:
             self.run.counters.count_issue(b_access.instr, groups)
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         first = positions[::128]
         indices = []
         if a_access is None:
@@ -233,7 +233,7 @@ class WarpgroupOps(BulkCopyOps):
         """
         if self.async_order is None:
             return
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         for product in products:
             bad = self.async_order.find_unfinished(positions, product) & guard
             if bad.any():
@@ -245,7 +245,7 @@ class WarpgroupOps(BulkCopyOps):
 
     def report_unfenced_product(self, instr: Instr, register: str, added, active):
         """Report a product that reads registers written since the last wgmma.fence."""
-        positions = self.positions(active)
+        positions = self.get_positions(active)
         bad = np.broadcast_to(added, len(positions))
         if bad.any() and self.checks.races:
             written = f"{register} has been written since the last wgmma.fence"
@@ -255,13 +255,13 @@ class WarpgroupOps(BulkCopyOps):
     def wgmma_commit(self, instr: Instr, active):
         self.count_full_warpgroups(instr, active)
         if self.async_order:
-            self.async_order.wgmma_commit(self.positions(active))
+            self.async_order.wgmma_commit(self.get_positions(active))
 
     def wgmma_wait(self, instr: Instr, allowed: int, active):
         """Execute wgmma.wait_group: wait for all but the newest `allowed` groups."""
         self.count_full_warpgroups(instr, active)
         if self.async_order:
-            self.async_order.wgmma_wait(self.positions(active), allowed)
+            self.async_order.wgmma_wait(self.get_positions(active), allowed)
 
     # -- registers ------------------------------------------------------------------------------------------
 

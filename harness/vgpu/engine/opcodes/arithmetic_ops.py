@@ -14,7 +14,7 @@ from .numeric import INFINITY
 
 
 def _define_float(w: Writer, i: Instr, t: str, expr: str, n: int = 1):
-    """Write a float result to the destination, after the modifiers .sat and .ftz; it counts `n` flops."""
+    """Write a float result to the destination after applying .sat and .ftz, and count `n` flops."""
     if "sat" in i.mods:
         expr = f"nm.saturate({expr})"
     if "ftz" in i.mods and t == "f32":
@@ -469,7 +469,7 @@ def mov(w: Writer, i: Instr):
             w.define(x, f"u{step}", f"{part}.astype(u{step})")
     elif isinstance(a, Reg) and (a.name.startswith("sp_clock") or "globaltimer" in a.name):
         k = f"u{w.get_width(d.name)}"
-        w.define(d, k, f"{k}(m.clock())")
+        w.define(d, k, f"{k}(m.get_clock())")
     else:
         k = NUMPY_KINDS[t] if t == "pred" else f"u{WIDTH[t]}"
         w.define(d, k, w.use(a, k), fresh=False)

@@ -191,8 +191,8 @@ class Writer:
     def define(self, a, kind: str, expr: str, fresh: bool = True, float_result: bool = False):
         """Write `expr` of `kind` to register operand `a`.
 
-        `fresh` is False if it may alias another register's memory; `float_result` means that it is the result of
-        float arithmetic, whose NaNs must be made canonical before the bits are used.
+        `fresh` is False if it may alias another register's memory; `float_result` means that it results from
+        float arithmetic, so that its NaNs must be made canonical before the bits are used.
         """
         if isinstance(a, Reg) and a.name == "_":
             self.emit(expr)

@@ -218,7 +218,7 @@ def vote(w: Writer, i: Instr):
 
 @opcode("activemask", forms="the active threads of the warp")
 def activemask(w: Writer, i: Instr):
-    w.define(i.args[0], "u4", "m.active_mask(L)")
+    w.define(i.args[0], "u4", "m.get_active_mask(L)")
 
 
 @opcode("match", forms=".any.sync and .all.sync on b32 and b64")

@@ -102,11 +102,7 @@ class Search:
         solution_writes = self.group_writes(self.solution, element, solution_end)
         for thread in sorted({*learner_writes, *solution_writes}):
             actual, expected = learner_writes.get(thread, []), solution_writes.get(thread, [])
-            if (
-                not expected
-                and len(solution_writes)
-                and all(self.is_harmless(access, solution_writes) for access in actual)
-            ):
+            if not expected and solution_writes and all(self.is_harmless(a, solution_writes) for a in actual):
                 continue
             if not actual or not expected:
                 return self.make_one_sided_cause(element, thread, actual, expected), None, 0
@@ -119,10 +115,8 @@ class Search:
                 last = actual[len(expected)] if len(actual) > len(expected) else actual[-1]
                 return self.make_cause("count", element, thread, last, float("nan")), None, 0
             pairs = list(zip(actual, expected, strict=True))
-            different_pairs = [
-                (a, b) for a, b in pairs if self.are_different(a.value, b.value, element)
-            ] or pairs[-1:]
-            return self.explain_write(element, thread, *different_pairs[0])
+            mismatches = [(a, b) for a, b in pairs if self.are_different(a.value, b.value, element)]
+            return self.explain_write(element, thread, *(mismatches or pairs[-1:])[0])
         if not learner_writes:
             return None, None, 0
         thread = min(learner_writes)
@@ -131,9 +125,7 @@ class Search:
 
     def is_harmless(self, access: Access, solution_writes: dict[Thread, list[Access]]) -> bool:
         """Check whether an extra store writes the same value as other threads of the solution."""
-        stores = (
-            a for accesses in solution_writes.values() for a in accesses if a.kind == access.kind == "W"
-        )
+        stores = (a for writes in solution_writes.values() for a in writes if a.kind == access.kind == "W")
         return any(not self.are_different(a.value, access.value, access.element) for a in stores)
 
     def explain_write(
@@ -166,10 +158,9 @@ class Search:
             line = self.learner.get_line(step)
             return replace(cause, step=step, line=line, extra=tuple(extra), missing=tuple(missing)), None, 0
         for element, access in learner_reads.items():
-            if access.step < actual.step and self.are_different(
-                access.value, solution_reads[element].value, element
-            ):
-                return None, access, solution_reads[element].step
+            reference = solution_reads[element]
+            if access.step < actual.step and self.are_different(access.value, reference.value, element):
+                return None, access, reference.step
         if intended := self.find_intended_element(thread, actual):
             cause = self.make_cause("place", actual.element, thread, actual, expected.value)
             return replace(cause, missing=(intended,)), None, 0
@@ -197,7 +188,7 @@ class Search:
     def compare_last_reads(
         self, thread: Thread, actual: Access, expected: Access, blank: str
     ) -> tuple[Access, Element] | None:
-        """Return a tensor's last read before a write, and the element that the solution reads, if it differs."""
+        """Return a tensor's last read before a write, and the element that the solution reads, if different."""
         learner_reads = self.find_last_reads(self.learner, thread, actual.step, blank)
         solution_reads = self.find_last_reads(self.solution, thread, expected.step, blank)
         for key, access in learner_reads.items():
@@ -233,9 +224,8 @@ class Search:
         self, kind: str, element: Element, thread: Thread, actual: Access, expected: float
     ) -> RootCause:
         line = self.learner.get_line(actual.step)
-        return RootCause(
-            kind, element, thread, actual.step, line, actual.value, expected, chain=tuple(self.chain)
-        )
+        chain = tuple(self.chain)
+        return RootCause(kind, element, thread, actual.step, line, actual.value, expected, chain=chain)
 
     # -- both runs ------------------------------------------------------------------------------------------
     def group_writes(self, run: Accesses, element: Element, end: int) -> dict[Thread, list[Access]]:

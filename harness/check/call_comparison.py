@@ -40,10 +40,7 @@ TOLERANCE_FACTOR = 2.0  # between PyTorch's own error and the limit
 ROUNDING_UNITS, ROUNDING_UNITS_16_BIT = 8, 2  # rounding units allowed in addition, for equivalent formulas
 NUM_ORDERS = 8  # number of summation orders, and of perturbations of the inputs
 MAX_REFERENCE_ERROR = 1e-2  # PyTorch's own error above which a comparison is meaningless
-KINK_PERTURBATION, NUM_KINK_PERTURBATIONS = (
-    1e-13,
-    16,
-)  # size and number of the perturbations that reach both sides of a kink
+KINK_STEP, NUM_KINK_STEPS = 1e-13, 16  # size and number of the perturbations that reach both sides of a kink
 P = ParamSpec("P")
 R = TypeVar("R")
 Floats = Sequence[float]
@@ -174,12 +171,10 @@ def compare(
         [expected_outputs[i] for i in differentiable], float64_inputs, [g.double() for g in saved_gradients]
     )
     exact_results = [*(t.detach() for t in expected_outputs), *truth]
-    evidence = CheckedCall(arguments, saved_gradients, names, [*results, *grads], exact_results)
-    comparison = CallComparison(
-        subject, evidence, differentiable, min_scale, floor, reorder_only, autocast_dtype
-    )
-    distance = comparison.compute_distance()
-    distance.call = evidence
+    call = CheckedCall(arguments, saved_gradients, names, [*results, *grads], exact_results)
+    options = min_scale, floor, reorder_only, autocast_dtype
+    distance = CallComparison(subject, call, differentiable, *options).compute_distance()
+    distance.call = call
     return distance
 
 
@@ -212,9 +207,8 @@ class CallComparison:
         reference_errors = [0.0] * len(scales)
         for results, is_reordered in self.rerun_reference(dtype):
             for k, (result, truth) in enumerate(zip(results, e.truth, strict=True)):
-                ignored[k] |= is_reordered & (
-                    result.isfinite() != truth.isfinite()
-                )  # the dtype cannot represent them
+                # The dtype cannot represent these elements.
+                ignored[k] |= is_reordered & (result.isfinite() != truth.isfinite())
                 distances = compute_distances(result, truth, low[k], high[k], is_output=is_reordered)
                 error = max_abs(torch.where(ignored[k] & is_reordered, 0.0, distances)) / scales[k]
                 reference_errors[k] = max(reference_errors[k], error)
@@ -243,9 +237,7 @@ class CallComparison:
             distances = compute_distances(got, truth, low[k], high[k], is_output=is_output)
             if not any(t.isnan().any() for t in e.inputs):  # inf - inf depends on the formula
                 distances = torch.where(truth.isnan(), 0.0, distances)
-            elif (
-                not is_output and self.subject.subgradients
-            ):  # NaN has no slope: its gradient may be anything
+            elif not is_output and self.subject.subgradients:  # NaN has no slope, so any gradient is accepted
                 distances = torch.where(list_leaves(e.inputs)[k - len(e.names)].isnan(), 0.0, distances)
             distances = torch.where(ignored[k], 0.0, distances)
             error = distances.max().item() / scales[k]
@@ -260,13 +252,11 @@ class CallComparison:
         outputs = compute_outputs(guard_reference(self.subject.reference), inputs)
         differentiable = [outputs[i] for i in self.differentiable_indices]
         grad_outputs = [g.to(t.dtype) for g, t in zip(arguments, differentiable, strict=True)]
-        return [
-            *(t.detach() for t in outputs),
-            *guard_reference(run_backward)(differentiable, inputs, grad_outputs),
-        ]
+        grads = guard_reference(run_backward)(differentiable, inputs, grad_outputs)
+        return [*(t.detach() for t in outputs), *grads]
 
     def compute_typical_magnitudes(self) -> list[float]:
-        """Return each result's magnitude for random incoming gradients, as a scale for cancelling sums."""
+        """Return gap result's magnitude for random incoming gradients, as a scale for cancelling sums."""
         e = self.call
         pairs = zip(random_like(tuple(e.grad_outputs)), e.grad_outputs, strict=True)
         grad_outputs = [gradient * max_abs(g) / 3 for gradient, g in pairs]
@@ -305,19 +295,16 @@ class CallComparison:
         return [((a != b) | ~a.isclose(t)) & t.isfinite() for a, b, t in triples]
 
     def find_kink_range(self, scales: Floats) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the lower and upper bound of each correct element; they differ at a kink."""
+        """Return the lower and upper bound of gap correct element; they differ at a kink."""
         low, high = list(self.call.truth), list(self.call.truth)
-        for count, perturbed in enumerate(
-            self.run_perturbed(KINK_PERTURBATION, NUM_KINK_PERTURBATIONS, absolute_scale=1.0), 1
-        ):
-            low = [
-                torch.where(m.isnan(), t, torch.minimum(t, m)) for t, m in zip(low, perturbed, strict=True)
-            ]
+        runs = self.run_perturbed(KINK_STEP, NUM_KINK_STEPS, absolute_scale=1.0)
+        for count, results in enumerate(runs, 1):
+            low = [torch.where(r.isnan(), t, torch.minimum(t, r)) for t, r in zip(low, results, strict=True)]
             high = [
-                torch.where(m.isnan(), t, torch.maximum(t, m)) for t, m in zip(high, perturbed, strict=True)
+                torch.where(r.isnan(), t, torch.maximum(t, r)) for t, r in zip(high, results, strict=True)
             ]
             gaps = (h - t > TOLERANCE * scale for t, h, scale in zip(low, high, scales, strict=True))
-            if count == 2 and not any(each.any() for each in gaps):
+            if count == 2 and not any(gap.any() for gap in gaps):
                 break  # opposite perturbations cross every kink
         return low, high
 
@@ -325,12 +312,10 @@ class CallComparison:
         """Yield the reference's results in `dtype` with reordered sums (True) or perturbed inputs (False)."""
         inputs = [make_leaf(t, t) for t in self.call.inputs]
         for order in (contextlib.nullcontext(), *map(ReorderedSums, range(NUM_ORDERS))):
-            with (
-                torch.autocast(
-                    inputs[0].device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None
-                ),
-                order,
-            ):
+            autocast = torch.autocast(
+                inputs[0].device.type, self.autocast_dtype, self.autocast_dtype is not None
+            )
+            with autocast, order:
                 results = self.run(inputs)
             yield results, True
         for results in (
@@ -346,7 +331,7 @@ def get_floor(dtype: torch.dtype) -> float:
 
 
 def compute_distances(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, is_output: bool) -> Tensor:
-    """Return each element's distance from [low, high]; infinite if only result or truth is finite."""
+    """Return gap element's distance from [low, high]; infinite if only result or truth is finite."""
     got = got.double()
     distances = torch.maximum(low - got, got - high).clamp(min=0)
     distances = torch.where(got.isfinite(), distances, math.inf)

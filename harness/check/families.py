@@ -63,9 +63,7 @@ def is_conclusive(values: np.ndarray, e: Evidence) -> bool:
 
 def find_constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | None:
     """Recognise a constant factor: one for all cases, equal to a size, or a different one in each case."""
-    all_scalar = len(evidence) >= MIN_VALUES and all(
-        e.truth.size == 1 for e in evidence
-    )  # one factor per case
+    all_scalar = len(evidence) >= MIN_VALUES and all(e.truth.size == 1 for e in evidence)  # a factor per case
     if not all_scalar and not any(is_conclusive(e.truth, e) for e in evidence):
         return None
     ratios = [fit_ratio(e.got, e.truth) for e in evidence]
@@ -75,14 +73,14 @@ def find_constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom
     conclusive = [(e, r) for e, r in zip(evidence, ratios, strict=True) if max_abs(e.truth)]
     first = max(conclusive, key=lambda pair: is_conclusive(pair[0].truth, pair[0]))[1]
     sizes = [(compute_sizes(puzzle, e), r) for e, r in conclusive]
-    fitting = [words for words in sizes[0][0] if all(is_close(values[words], r) for values, r in sizes)]
+    fitting = [text for text in sizes[0][0] if all(is_close(values[text], r) for values, r in sizes)]
     if all(is_close(first, r) for _, r in conclusive):
         if is_close(first, -1):
             return Symptom("negated", "has the opposite sign in every element, and is right otherwise")
-        low = next((words for number, words in CONSTANTS.items() if is_close(number, first)), f"{first:.6g}")
+        low = next((name for number, name in CONSTANTS.items() if is_close(number, first)), f"{first:.6g}")
         note = f", which is {' or '.join(fitting[:2])} here" if fitting else ""
         return Symptom("times-a-constant", f"is exactly {low} times what it should be{note}")
-    (lowest, low), (highest, high) = (pick(conclusive, key=lambda pair: pair[1]) for pick in (min, max))
+    (lowest, low), (highest, high) = (select(conclusive, key=lambda pair: pair[1]) for select in (min, max))
     example = f"{low:.6g} times in '{lowest.case.name}', {high:.6g} in '{highest.case.name}'"
     if fitting:
         return Symptom("times-a-constant", f"is exactly {fitting[0]} times what it should be: {example}")
@@ -126,8 +124,8 @@ def find_constant_offset(evidence: Sequence[Evidence]) -> Symptom | None:
         return None
     numbers = list(shift.values())
     if all(math.isclose(number, numbers[0], rel_tol=2e-4) for number in numbers):
-        words = f"is what it should be {format_signed(numbers[0])} in every element"
-        return Symptom("off-by-a-constant", words)
+        description = f"is what it should be {format_signed(numbers[0])} in every element"
+        return Symptom("off-by-a-constant", description)
     name = next(iter(shift))
     return Symptom(
         "off-by-a-constant",
@@ -182,15 +180,16 @@ def find_rounded_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence
         return None
     evidence = sorted(evidence, key=lambda e: e.got.size)
     by_case = {e.case.name: compute_steps(puzzle, quantity, e) for e in evidence}
-    for name, kind in product(by_case[evidence[0].case.name], ("bfloat16", "float16")):
+    for name, dtype in product(by_case[evidence[0].case.name], ("bfloat16", "float16")):
 
-        def compute_rounded(e: Evidence, name: str = name, kind: str = kind) -> np.ndarray:
-            rounded = round_to_dtype(by_case[e.case.name][name], kind)
+        def compute_rounded(e: Evidence, name: str = name, dtype: str = dtype) -> np.ndarray:
+            rounded = round_to_dtype(by_case[e.case.name][name], dtype)
             return getattr(puzzle.derive(e.arrays, {name: lambda v: rounded}), quantity)
 
         if all(name in steps for steps in by_case.values()) and fits_every_case(compute_rounded, evidence):
-            words = f"is right but for {puzzle.get_printed_name(name)}, which is rounded to {kind} on the way"
-            return Symptom(f"{name}-rounded-to-{kind}", words)
+            title = puzzle.get_printed_name(name)
+            description = f"is right but for {title}, which is rounded to {dtype} on the way"
+            return Symptom(f"{name}-rounded-to-{dtype}", description)
     return None
 
 
@@ -244,22 +243,24 @@ def find_axis_pattern(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence
             square = (e.truth**2).sum(axes, keepdims=True)
             return (e.got * e.truth).sum(axes, keepdims=True) / np.where(square == 0, 1.0, square)
 
-        def compute_summands(e: Evidence, axes: Axes = axes) -> np.ndarray:
+        def compute_offsets(e: Evidence, axes: Axes = axes) -> np.ndarray:
             return (e.got - e.truth).mean(axes, keepdims=True)
 
-        for values, apply, words, what in (
+        for compute, combine, description, kind in (
             (compute_factors, np.multiply, "times what it should be", "factor"),
-            (compute_summands, np.add, "away from what it should be", "summand"),
+            (compute_offsets, np.add, "away from what it should be", "summand"),
         ):
-            if fits_every_case(lambda e, of=values, apply=apply: apply(e.truth, of(e)), evidence):
-                if what == "factor" and all(is_zero_or_one(values(e)) for e in evidence_2d):
+            if fits_every_case(
+                lambda e, compute=compute, combine=combine: combine(e.truth, compute(e)), evidence
+            ):
+                if kind == "factor" and all(is_zero_or_one(compute(e)) for e in evidence_2d):
                     return None  # the zeros are already reported
-                each_one = values(evidence_2d[0])
-                size, ends = float(np.abs(each_one).max()), (float(each_one.min()), float(each_one.max()))
-                low, high = (size * round(end / size, 6) + 0.0 for end in ends)
+                values = compute(evidence_2d[0])
+                scale, bounds = float(np.abs(values).max()), (float(values.min()), float(values.max()))
+                low, high = (scale * round(bound / scale, 6) + 0.0 for bound in bounds)
                 return Symptom(
-                    f"{what}-of-each-{axis_label}",
-                    f"is in each {axis_label} a constant {words}, from {low:.4g} to {high:.4g} in '{evidence_2d[0].case.name}': a {what} "
+                    f"{kind}-of-each-{axis_label}",
+                    f"is in each {axis_label} a constant {description}, from {low:.4g} to {high:.4g} in '{evidence_2d[0].case.name}': a {kind} "
                     f"that belongs to a whole {axis_label} is wrong or missing",
                 )
     return None
@@ -287,7 +288,9 @@ def find_misplaced_values(puzzle: Puzzle, quantity: str, evidence: Sequence[Evid
             if fits_every_case(fit, evidence):
                 return Symptom("moved", f"is right, but {words} along {axis}")
         for step in (1, *BLOCK_SIZES):
-            if fits_every_case(lambda e, n=number, by=step: compute_running_sums(e.truth, by, n), evidence):
+            if fits_every_case(
+                lambda e, n=number, step=step: compute_running_sums(e.truth, step, n), evidence
+            ):
                 before = "the one" if step == 1 else f"the one {step} places"
                 words = f"has in each element {before} before along {axis} added"
                 return Symptom("sum-goes-on", f"{words}: its sum is not set back to 0")

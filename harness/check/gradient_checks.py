@@ -75,7 +75,9 @@ IN_PLACE_MESSAGES = (
 def drop_repeated_messages(lines: dict[str, str]) -> dict[str, str]:
     if inputs_unchanged.__name__ not in lines:
         return lines
-    return {name: line for name, line in lines.items() if not any(echo in line for echo in IN_PLACE_MESSAGES)}
+    return {
+        name: line for name, line in lines.items() if not any(phrase in line for phrase in IN_PLACE_MESSAGES)
+    }
 
 
 def make_check(name: str, *calls: tuple[str, dict[str, Any]]) -> Check:
@@ -187,11 +189,11 @@ def compare_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None
     slope = float(sum((g.detach() * d).sum() for g, d in zip(grads, directions, strict=True)))
 
     def evaluate_along(sign: float) -> float:
-        moving = iter(directions)
-        moved = [t + sign * step * next(moving) if t.requires_grad else t for t in inputs]
+        remaining = iter(directions)
+        perturbed = [t + sign * step * next(remaining) if t.requires_grad else t for t in inputs]
         with torch.no_grad():
-            pairs = zip(compute_outputs(subject.function, moved), requires_grad, strict=True)
-            outputs = [t for t, asks in pairs if asks]
+            pairs = zip(compute_outputs(subject.function, perturbed), requires_grad, strict=True)
+            outputs = [t for t, needs_grad in pairs if needs_grad]
         return float(sum((o * i).sum() for o, i in zip(outputs, grad_outputs, strict=True)))
 
     difference = (evaluate_along(1.0) - evaluate_along(-1.0)) / (2 * step)
@@ -219,7 +221,7 @@ LAYOUTS: dict[str, Edit] = {
 def change_layout(
     edit: Edit, selected: Sequence[int] | None = None
 ) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Return a function that changes the layout of all inputs, or of the chosen ones."""
+    """Return a function that changes the layout of all inputs, or of the selected ones."""
     return lambda inputs: [
         edit(t.detach()).requires_grad_(t.requires_grad) if selected is None or i in selected else t
         for i, t in enumerate(inputs)
@@ -232,13 +234,13 @@ def make_strided_gradients(edit: Edit) -> MakeGradOutputs:
 
 
 strided_gradient = make_check("strided_gradient", *(
-    (f"a gradient that is not contiguous is read as if it were ({words})", {"make_grad_outputs": make_strided_gradients(lay)})
-    for words, lay in LAYOUTS.items()
+    (f"a gradient that is not contiguous is read as if it were ({name})", {"make_grad_outputs": make_strided_gradients(edit)})
+    for name, edit in LAYOUTS.items()
 ))  # fmt: skip
 """Check incoming gradients as from a transpose or a slice after the function."""
 strided_inputs = make_check("strided_inputs", *(
-    (f"an input that is not contiguous is read as if it were ({words})", {"transform_inputs": change_layout(lay)})
-    for words, lay in LAYOUTS.items()
+    (f"an input that is not contiguous is read as if it were ({name})", {"transform_inputs": change_layout(edit)})
+    for name, edit in LAYOUTS.items()
 ))  # fmt: skip
 """Check inputs as from a transpose or a slice before the function."""
 MAX_INPUTS_FOR_SUBSETS = 4
@@ -250,15 +252,17 @@ def frozen_inputs(subject: Subject) -> str | None:
     """Check the gradients when only some inputs require one, as with frozen layers."""
     count = len(list_leaves(subject.inputs()))
     sizes = range(1, count) if count <= MAX_INPUTS_FOR_SUBSETS else (1, count - 1)
-    for kept in itertools.chain.from_iterable(itertools.combinations(range(count), size) for size in sizes):
+    for indices in itertools.chain.from_iterable(
+        itertools.combinations(range(count), size) for size in sizes
+    ):
 
-        def freeze(inputs: list[Tensor], trainable: tuple[int, ...] = kept) -> list[Tensor]:
+        def freeze(inputs: list[Tensor], trainable: tuple[int, ...] = indices) -> list[Tensor]:
             for i, leaf in enumerate(list_leaves(inputs)):
                 leaf.requires_grad_(i in trainable)
             return inputs
 
         all_names = [subject.get_input_name(i) for i, t in enumerate(subject.inputs()) if t.requires_grad]
-        input_names = " and ".join(all_names[i] for i in kept)
+        input_names = " and ".join(all_names[i] for i in indices)
         message = f"with only {input_names} asking for a gradient (the others frozen), a gradient is wrong"
         if line := report_excess(compare(subject, transform_inputs=freeze), message):
             return line
@@ -327,7 +331,7 @@ def written_between(subject: Subject) -> str | None:
     try:
         error = compare(subject, between_passes=overwrite_tensors)
     except RuntimeError as error:
-        if any(echo in str(error) for echo in IN_PLACE_MESSAGES):
+        if any(phrase in str(error) for phrase in IN_PLACE_MESSAGES):
             return None
         raise
     return report_excess(

@@ -109,8 +109,8 @@ def list_sizes(size: int, *extra_names: str) -> Callable[[Problem], list[str]]:
 def check_ordinary(problem: Problem) -> str | None:
     """Compare values and gradients at all ordinary sizes, for random incoming gradients and for ones."""
     return combine(*(
-        compare_calls(f"{sizes} sizes{words}", select_sizes=lambda _, sizes=sizes: [sizes], make_grad_outputs=incoming)
-        for sizes in problem.sizes for incoming, words in ((random_like, ""), (ones_like, ", a gradient of ones"))
+        compare_calls(f"{sizes} sizes{suffix}", select_sizes=lambda _, sizes=sizes: [sizes], make_grad_outputs=make_gradients)
+        for sizes in problem.sizes for make_gradients, suffix in ((random_like, ""), (ones_like, ", a gradient of ones"))
     ))(problem)  # fmt: skip
 
 
@@ -131,9 +131,9 @@ def select_dtypes(*dtypes: torch.dtype) -> Callable[[Problem], list[torch.dtype]
     return lambda problem: [dtype for dtype in problem.dtypes if dtype in dtypes]
 
 
-def select_kernel_dtypes(*narrow: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
-    """Return a function that picks the dtypes whose kernels may differ: the widest, float32 and `narrow`."""
-    return lambda problem: [d for d in problem.dtypes if d in (problem.dtypes[0], torch.float32, *narrow)]
+def select_kernel_dtypes(*others: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
+    """Return a function that picks the dtypes whose kernels may differ: the widest, float32 and `others`."""
+    return lambda problem: [d for d in problem.dtypes if d in (problem.dtypes[0], torch.float32, *others)]
 
 
 EXPANDED = "one row expanded"
@@ -142,18 +142,18 @@ LAYOUTS: dict[str, Edit] = {  # those that transposes, slices, chunks and expand
     "behind an offset, as from chunk": lambda t: torch.cat((t, t))[len(t) :] if t.dim() else t,
     EXPANDED: lambda t: t[:1].expand(t.shape) if t.dim() and len(t) else t,
 }
-INCOMING: dict[str, MakeGradOutputs] = {  # gradients that are not contiguous
-    **{name: checks.make_strided_gradients(lay) for name, lay in LAYOUTS.items()},
+STRIDED_GRADIENTS: dict[str, MakeGradOutputs] = {  # gradients that are not contiguous
+    **{name: checks.make_strided_gradients(layout) for name, layout in LAYOUTS.items()},
     "one number, as from sum": checks.make_expanded_gradients,
 }
 
 
 def check_layouts(problem: Problem) -> str | None:
     """Compare with non-contiguous inputs, all at once and one at a time."""
-    for (name, layout), number in itertools.product(LAYOUTS.items(), (None, *range(len(problem.names)))):
+    for (name, layout), index in itertools.product(LAYOUTS.items(), (None, *range(len(problem.names)))):
         selected = problem.editable or () if name == EXPANDED else range(len(problem.names))
-        change = checks.change_layout(layout, [i for i in selected if number in (None, i)])
-        label = "the inputs" if number is None else problem.get_input_name(number)
+        change = checks.change_layout(layout, [i for i in selected if index in (None, i)])
+        label = "the inputs" if index is None else problem.get_input_name(index)
         if line := compare_calls(f"for another layout of {label} ({name})", transform_inputs=change)(problem):
             return line
     return None
@@ -172,7 +172,7 @@ def check_alternating_calls(problem: Problem) -> str | None:
         for sizes in (problem.sizes[-1], problem.sizes[0]):
             compute_gradients(problem.function, problem.inputs(sizes, seed=1), random_like)
 
-    def pull(*call: Any) -> list[Tensor]:
+    def run_between_calls(*call: Any) -> list[Tensor]:
         call_others()
         grads = run_backward(*call)
         call_others()
@@ -183,9 +183,8 @@ def check_alternating_calls(problem: Problem) -> str | None:
     call_others()
     if not are_equal(outputs, copies):
         return "a later call overwrites an earlier result"
-    return compare_calls("where other calls come between the passes and after them", run_backward_pass=pull)(
-        problem
-    )
+    label = "where other calls come between the passes and after them"
+    return compare_calls(label, run_backward_pass=run_between_calls)(problem)
 
 
 def run_backward_for_used(outputs: Tensors, inputs: list[Tensor], grad_outputs: Tensors) -> list[Tensor]:
@@ -267,8 +266,10 @@ def note_repeat(problem: Problem) -> None:
 def check_memory(problem: Problem) -> str | None:
     """Note the bytes saved for the backward pass, and compare them with `saved`."""
     functions = problem.function, problem.reference
-    ours, theirs = (checks.count_saved_bytes(function, problem.inputs())[0] for function in functions)
-    problem.notes.append(f"{ours} bytes kept for the backward pass, the reference {theirs}")
+    num_bytes, reference_bytes = (
+        checks.count_saved_bytes(function, problem.inputs())[0] for function in functions
+    )
+    problem.notes.append(f"{num_bytes} bytes kept for the backward pass, the reference {reference_bytes}")
     return checks.memory_saved.__wrapped__(problem)
 
 
@@ -320,11 +321,11 @@ CHECKS: dict[str, Check] = {  # in the order of a report
     "layout of the gradient": combine(
         *(
             compare_calls(f"for a gradient that is not contiguous ({name}) ({{sizes}})", select_sizes=get_ordinary_sizes, dtypes=select_kernel_dtypes(*LOW_PRECISION_DTYPES), make_grad_outputs=incoming)
-            for name, incoming in INCOMING.items()
+            for name, incoming in STRIDED_GRADIENTS.items()
         ),
         *(
-            compare_calls(f"where inputs and gradient are not contiguous ({name})", transform_inputs=checks.change_layout(lay), make_grad_outputs=INCOMING[name])
-            for name, lay in LAYOUTS.items() if name != EXPANDED  # it would change the inputs' values
+            compare_calls(f"where inputs and gradient are not contiguous ({name})", transform_inputs=checks.change_layout(layout), make_grad_outputs=STRIDED_GRADIENTS[name])
+            for name, layout in LAYOUTS.items() if name != EXPANDED  # it would change the inputs' values
         ),
     ),
     "size 1": compare_calls("where a size is 1 ({sizes})", select_sizes=list_sizes(1, "all")),

@@ -22,12 +22,7 @@ Sizes = Mapping[str, int]
 AnyFunction = Callable[..., object]
 InputSpec = Shape | Tensor | Callable[[Sizes, torch.Generator], Tensor]  # the last makes a tensor
 
-LEADING_AXES = {
-    "odd": (3, 5),
-    "square": (4,),
-    "row": (),
-    "deep": (2, 3, 2),
-}  # axes for `...`, by kind of sizes
+LEADING_AXES = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2)}  # sizes for `...`, by kind
 SIZE_CYCLES = {"odd": (3, 5, 7, 6, 2), "square": (4,), "even": (2, 4, 8, 16)}  # sizes of the names, in order
 LARGE_SIZE, MODEL_WIDTH, MANY_ROWS = 1031, 2304, 5003  # above a block, a model's width, beyond 16-bit counts
 
@@ -94,9 +89,13 @@ def make_problem(
     torch_device = guard_reference(torch.empty, f"torch.empty on device {device!r}")(0, device=device).device
     parameters: dict[str, torch.nn.Parameter] = {}
     if isinstance(function, torch.nn.Module) and isinstance(reference, torch.nn.Module):
-        parameters, others = (dict(module.named_parameters()) for module in (function, reference))
-        if [*parameters] != [*others]:
-            raise ValueError(f"the function has parameters {[*parameters]}, the reference {[*others]}")
+        parameters, reference_parameters = (
+            dict(module.named_parameters()) for module in (function, reference)
+        )
+        if [*parameters] != [*reference_parameters]:
+            raise ValueError(
+                f"the function has parameters {[*parameters]}, the reference {[*reference_parameters]}"
+            )
         if duplicates := inputs.keys() & parameters.keys():
             raise ValueError(f"input {duplicates.pop()} has the name of a parameter")
     describe = "the function of input {}".format
@@ -105,11 +104,11 @@ def make_problem(
     shapes = {i: entry for i, entry in enumerate(entries.values()) if is_shape(entry)}
     size_names = ("...",) * any(... in shape for shape in shapes.values()) + tuple(list_size_names(entries))
     kinds = ("square", *(("row", "deep") if "..." in size_names else ("even",))) if size_names else ()
-    bound_function, bound_reference = (bind_parameters(each, [*parameters]) for each in (function, reference))
+    bound_function, bound_reference = (bind_parameters(f, [*parameters]) for f in (function, reference))
     frozen = (isinstance(t, torch.nn.Parameter) and not t.requires_grad for t in entries.values())
     problem = Problem(
         mark_refusals(bound_function), bound_reference, functools.partial(make_inputs, entries, size_names, torch_device),
-        frozen=tuple(i for i, each in enumerate(frozen) if each), expected_saved_bytes=saved and guard_reference(saved, "saved"),
+        frozen=tuple(i for i, is_frozen in enumerate(frozen) if is_frozen), expected_saved_bytes=saved and guard_reference(saved, "saved"),
         sizes=("odd", *kinds), dtypes=tuple(dtypes), names=tuple(entries), editable=tuple(shapes),
         size_names=size_names, module=function, parameters=tuple(parameters), device=torch_device.type, **options,
     )  # fmt: skip

@@ -4,7 +4,6 @@ The strict build runs it first. Everything goes to book/.cache/generated/, so it
 """
 
 import json
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -32,6 +31,7 @@ from book.figures import (
     worklog_results,
 )
 from book.figures.markdown_table import table
+from book.figures.online_steps import table as vectors
 from book.measure import record
 from harness.check import options
 from harness.puzzles.p22 import spec as p22
@@ -39,7 +39,6 @@ from harness.puzzles.p22 import spec as p22
 BOOK = Path(__file__).absolute().parent.parent
 
 STEP_CASE = "hard values"
-PROSE = ("after", "all", "rows", "times")  # in the labels of the stepper
 
 
 def configuration() -> str:
@@ -89,26 +88,15 @@ def steps() -> dict[str, str]:
     g = dln * gamma
     c1, c2 = (g * x_hat).mean(), g.mean()
     return {
-        "statistics": numbers({"input": x, "x_hat": x_hat}, f"mean = {mean:.4f}, rstd = {rstd:.4f}"),
-        "db": numbers({"dy": dy, "grad_bias after all rows": truth["grad_bias"]}),
-        "dW": numbers({"ln_out": ln_out, f"dy[0] = {dy[0]:.3f} times ln_out": dy[0] * ln_out}),
-        "dgamma": numbers({"dln": dln, "x_hat": x_hat, "dln * x_hat": dln * x_hat}),
-        "dx": numbers(
+        "statistics": vectors({"input": x, "x_hat": x_hat}, f"mean = {mean:.4f}, rstd = {rstd:.4f}"),
+        "db": vectors({"dy": dy, "grad_bias after all rows": truth["grad_bias"]}),
+        "dW": vectors({"ln_out": ln_out, f"dy[0] = {dy[0]:.3f} times ln_out": dy[0] * ln_out}),
+        "dgamma": vectors({"dln": dln, "x_hat": x_hat, "dln * x_hat": dln * x_hat}),
+        "dx": vectors(
             {"g": g, "g - c2": g - c2, "x_hat * c1": x_hat * c1, "dx": truth["grad_input"][row]},
             f"c1 = {c1:.4f}, c2 = {c2:.4f}",
         ),
     }
-
-
-def numbers(rows: dict[str, np.ndarray], note: str = "") -> str:
-    """A table of vectors for the stepper."""
-    return online_steps.table(rows, note, code_names)
-
-
-def code_names(label: str) -> list[str]:
-    """The variables of the kernel that a label of the stepper speaks of, each once."""
-    words = re.findall(r"[A-Za-z_]\w*", label)
-    return list(dict.fromkeys("x" if word == "input" else word for word in words if word not in PROSE))
 
 
 FIGURES = (

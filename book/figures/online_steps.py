@@ -3,7 +3,7 @@
 The kernel takes 16 keys at a time; a row of eight keys would be done in one step.
 """
 
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,8 @@ from harness.puzzles.p23 import spec as p23
 CASE = "hard values"
 KEYS = 2
 """Keys of a step."""
+PROSE = ("after", "all", "rows", "times")
+"""Words in the labels of a stepper that are no variables."""
 
 
 @dataclass(frozen=True)
@@ -133,19 +135,18 @@ def step(tile: Tile) -> str:
     return table(rows, f"keys {tile.first} to {tile.first + len(tile.scores) - 1}: {note}")
 
 
-def first_word(label: str) -> list[str]:
-    """The name in a label of this stepper."""
-    return label.split()[:1]
-
-
-def table(rows: dict[str, np.ndarray], note: str = "", names: Callable[[str], list[str]] = first_word) -> str:
+def table(rows: dict[str, np.ndarray], note: str = "") -> str:
     """Vectors, one row each, for inclusion inside HTML; the names in its label light up a row's lines of the code beside it."""
 
     def written(value: float) -> str:
         return "-inf" if np.isneginf(value) else f"{round(float(value), 3) + 0.0:.3f}"
 
+    def names(label: str) -> str:
+        words = (word for word in re.findall(r"[A-Za-z_]\w*", label) if word not in PROSE)
+        return " ".join(dict.fromkeys("x" if word == "input" else word for word in words))
+
     lines = (
-        f'<tr data-names="{" ".join(names(label))}"><th>{label}</th>'
+        f'<tr data-names="{names(label)}"><th>{label}</th>'
         f"{''.join(f'<td>{written(value)}</td>' for value in values)}</tr>"
         for label, values in rows.items()
     )

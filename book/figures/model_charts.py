@@ -41,7 +41,7 @@ def samples_choice() -> str:
     }
     written = samples()
     answers = "".join(
-        f"<li><code>{html.escape(written[step][1][:96]).replace('$', '&#36;')}</code> <span>{reply} {written[step][0]:.2f}.</span></li>\n"
+        f"<li><code>{html.escape(written[step][1][:86]).replace('$', '&#36;')}</code> <span>{reply} {written[step][0]:.2f}.</span></li>\n"
         for step, reply in replies.items()
     )
     question = "The model wrote one of these samples after 30 of its 600 steps, the others later. Which one?"

@@ -1,9 +1,32 @@
-"""The essay "What gradcheck misses": the calls for which gradcheck finds more."""
+"""The essay "What gradcheck misses": a SiLU that gradcheck accepts, and the calls for which gradcheck finds more."""
 
 import torch
+import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 
+# ANCHOR: silu
+def memory(t):
+    """What a kernel sees that gets an address and a count."""
+    return torch.as_strided(t, (t.numel(),), (1,))
+
+
+class SiLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return F.silu(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        given, coming = memory(x.contiguous()), memory(dy)
+        s = torch.sigmoid(given)
+        return (coming * s * (1 + given * (1 - s))).reshape(x.shape)
+
+
+# ANCHOR_END: silu
+# ANCHOR: calls
 def strided(t):
     """The same numbers, every second one in memory."""
     if not t.requires_grad:
@@ -11,9 +34,8 @@ def strided(t):
     return t.detach().repeat_interleave(2, -1)[..., ::2].requires_grad_()
 
 
-# ANCHOR: calls
 def list_calls(f, inputs, edges, deep, tall):
-    """Return calls by name. `edges` has zeros and numbers of 800, `deep` has more axes, `tall` has thousands of rows."""
+    """Return calls by name. `edges` contains 0, 800 and -800, `deep` has more axes, `tall` has thousands of rows."""
 
     def concatenate(*t):
         return torch.cat([f(*t), f(*(u.flip(0) for u in t))], -1)

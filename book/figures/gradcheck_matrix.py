@@ -3,11 +3,9 @@
 The table can be read without scripts; `book/theme/players.js` opens a wrong backward pass on a click, from the JSON beside the table.
 """
 
-import ast
 import difflib
 import html
 import json
-import re
 import textwrap
 import tomllib
 from collections import Counter
@@ -15,15 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
-import numpy as np
-
-from book.figures.figures import LEGIBLE, Drawing
+from book.figures.figures import Drawing
 from book.figures.markdown_table import table
-from book.measure import record
-from book.measure.hunt_versions import Version, versions
+from book.measure import hunt_versions, record
+from book.measure.hunt_versions import Version
 from book.measure.record import Row, Rows
 from harness.check import zoo
-from harness.toolchain import roots
 
 USUAL = (
     "gradcheck float64", "gradcheck float32", "allclose on ones", "square shapes", "opcheck", "random directions", "repeat runs",
@@ -32,30 +27,30 @@ USUAL = (
 CALLS = "gradcheck, more calls"
 CHECKS = (*USUAL, CALLS, "check_backward")
 EDITS = 6
-CELLS = {
-    "1": '<td class="found" aria-label="finds it"></td>',
-    "0": '<td class="missed" aria-label="misses it"></td>',
-}
+STATES = {"found": "finds it", "missed": "misses it", "unfit": "rejects the correct version too"}
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-KINDS, REPORTS, OPERATIONS = (WORDS[name] for name in ("kinds", "reports", "operations"))
+KINDS, OPERATIONS, LAYOUTS = (WORDS[name] for name in ("kinds", "operations", "layouts"))
 """What the page calls things: see the TOML file."""
 
 
-def found_in_calls(version: str) -> str:
-    """The calls in which gradcheck rejects a wrong backward pass."""
+def calls_of(version: str) -> Row:
+    """What the checks said of a function, right or wrong, and the calls in which gradcheck rejects it."""
     (row,) = Rows("gradcheck_calls").select(version=version)
-    return row["calls"]
+    return row
 
 
 def reports() -> list[Row]:
     """The reconstructed reports: those that gradcheck accepts first."""
     tries = {row["wrong"]: row for row in record.rows("check_backward")}
-    rows = [
-        row | {"check_backward": str(int(bool(tries[row["version"]]["check_backward"]))),
-               "try": tries[row["version"]]["check_backward"], "said": tries[row["version"]]["named"]}
-        for row in record.rows("gradcheck_calls") if row["version"] in REPORTS
-    ]  # fmt: skip
-    return sorted(rows, key=lambda row: (row["gradcheck float64"], -found(row)))
+    found = []
+    for name, report in hunt_versions.reports().items():
+        seen, tried = calls_of(name), tries[name]
+        right, said = f"{report['operation']} corrected", tried["named"]
+        rejected = str(int(bool(tried["check_backward"])))
+        found.append(
+            seen | {"right": right, "try": tried["check_backward"], "said": said, "check_backward": rejected}
+        )
+    return sorted(found, key=lambda row: (state(row, USUAL[0]) == "found", -count_found(row)))
 
 
 def rows(kind: str) -> dict[tuple[str, str], Row]:
@@ -70,7 +65,7 @@ def kind_of(row: Row) -> str:
 
 def ordered() -> list[Row]:
     """The wrong backward passes by kind, the most frequent kind first; in a kind, those that most checks find first."""
-    bugs = rows("bug").values()
+    bugs = [row | {"right": f"p21 {row['gate']}"} for row in rows("bug").values()]
     count = Counter(map(kind_of, bugs))
     return sorted(
         bugs,
@@ -78,7 +73,7 @@ def ordered() -> list[Row]:
             -count[kind_of(row)],
             kind_of(row),
             row["gradcheck float64"] != "1",
-            -found(row),
+            -count_found(row),
             row["version"],
         ),
     )
@@ -90,39 +85,29 @@ def title(version: str) -> str:
     return f"{OPERATIONS.get(operation, operation)}: {mistake.replace('_', ' ').replace('none', 'None')}"
 
 
-def finds(row: Row, check: str) -> bool:
-    """Whether a check finds it; the other calls come after the friendly one."""
+def state(row: Row, check: str) -> str:
+    """Whether a check finds it, misses it, or rejects the correct version too; the other calls come after the friendly one."""
     if check == CALLS:
-        return finds(row, USUAL[0]) or bool(found_in_calls(row["version"]))
-    return row[check] == "1"
+        return "found" if calls_of(row["version"])["calls"] else state(row, USUAL[0])
+    if row[check] == "0":
+        return "missed"
+    right = calls_of(row["right"])
+    return "unfit" if right.get(check) == "1" else "found"
 
 
-def found(row: Row) -> int:
+def finds(row: Row, check: str) -> bool:
+    """Whether a check finds it."""
+    return state(row, check) == "found"
+
+
+def count_found(row: Row) -> int:
     """How many checks find it."""
     return sum(finds(row, name) for name in CHECKS)
 
 
-def code_of_report(name: str) -> str:
-    """The functions of `tests/testing/faults.py` that reconstruct a report."""
-    text = (roots.CHECKOUT / "tests" / "testing" / "faults.py").read_text(encoding="utf-8")
-    functions, row = {}, ""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            functions[node.name] = ast.get_source_segment(text, node) or ""
-        elif (
-            isinstance(node, ast.Tuple)
-            and isinstance(node.elts[0], ast.Constant)
-            and node.elts[0].value == name
-        ):
-            row = " ".join(ast.get_source_segment(text, each) or "" for each in node.elts[1:3])
-    needed: list[str] = []
-    words = re.findall(r"\w+", row)
-    while words:
-        word = words.pop(0)
-        if word in functions and word not in (*needed, "keep"):
-            needed.append(word)
-            words += re.findall(r"\w+", functions[word])
-    return "\n\n".join(functions[word] for word in needed)
+def every() -> list[Row]:
+    """The reports and the book's own, in the order of the table."""
+    return [*reports(), *ordered()]
 
 
 def diff(before: str, after: str) -> list[list[str]]:
@@ -150,18 +135,29 @@ def verdict(row: Row) -> dict:
     return {"right": row["check_backward"] == "0", "seen": seen, "try": row["try"], "said": said}
 
 
+def verdict_of_bug(row: Row) -> dict:
+    """The same for a bug: also the calls in which gradcheck rejects it, and the checks that reject the correct version too."""
+    seen, unfit = ([name for name in USUAL if state(row, name) == kind] for kind in ("found", "unfit"))
+    calls = calls_of(row["version"])["calls"]
+    return {"raises": "raises " in row["said"], **verdict(row), "seen": seen, "unfit": unfit, "calls": calls}
+
+
 def bugs() -> list[dict]:
     """Every wrong backward pass with its code, its story and its edits."""
     by_gate: dict[str, list[Version]] = {}
-    for version in versions():
+    for version in hunt_versions.versions():
         by_gate.setdefault(version.gate, []).append(version)
     known = {(row["gate"], row["version"]): row for row in record.rows("gradient_edits")}
     stories = {wrong.name: wrong for wrong in zoo.load_wrong_solutions("p21")}
-    entries = [
-        {"name": REPORTS[row["version"]], "code": code_of_report(row["version"]), "story": "", "effect": "", "edits": [],
-         "source": f"https://github.com/{row['version'].replace('#', '/issues/')}", "calls": found_in_calls(row["version"]), **verdict(row)}
-        for row in reports()
-    ]  # fmt: skip
+    entries, reported = [], hunt_versions.reports()
+    for row in reports():
+        name, report = row["version"], reported[row["version"]]
+        entries.append({
+            "name": report["title"], "code": "\n\n".join([report["wrong"], *report["called"]]), "story": report["story"],
+            "effect": "", "edits": [], "report": f"{name} ({report['year']})", "correction": diff(report["wrong"], report["right"]),
+            "source": f"https://github.com/{name.replace('#', '/issues/')}", **verdict_of_bug(row),
+            "raises": report.get("raises", False),
+        })  # fmt: skip
     for row in ordered():
         others = by_gate[row["gate"]]
         bug = next(version for version in others if version.name == row["version"])
@@ -172,39 +168,41 @@ def bugs() -> list[dict]:
         ]
         entries.append({
             "name": title(bug.name), "code": textwrap.dedent(bug.code), "story": story.story,
-            "effect": story.effect, "source": story.source, "edits": edits, "calls": found_in_calls(bug.name), **verdict(row),
+            "effect": story.effect, "source": story.source, "edits": edits, **verdict_of_bug(row),
         })  # fmt: skip
     return entries
 
 
 def matrix() -> str:
     """The table, and the data behind it."""
-    every = [*reports(), *ordered()]
+    entries, sources = bugs(), {wrong.name: wrong.source for wrong in zoo.load_wrong_solutions("p21")}
+    totals = "".join(f"<td>{sum(finds(row, name) for row in every())}</td>" for name in CHECKS)
+    total = f'<tr class="total"><th scope="row">finds, of {len(every())}</th>{totals}</tr>'
     heads = "".join(f'<th scope="col"><span>{html.escape(name)}</span></th>' for name in CHECKS)
-    lines: list[str] = []
-    sources = {wrong.name: wrong.source for wrong in zoo.load_wrong_solutions("p21")}
+    lines = [
+        '<p class="catches-key"><i class="found"></i> finds it <i class="found raises"></i> finds it, and the bug raises an error '
+        '<i class="missed"></i> misses it <i class="unfit"></i> rejects the correct version too</p>',
+        '<table class="catches"><thead><tr class="groups"><td></td><th scope="colgroup" colspan="7">one friendly call</th>'
+        f'<th scope="colgroup" colspan="2">others</th></tr><tr><th scope="col">wrong backward pass</th>{heads}</tr>{total}</thead><tbody>',
+    ]
     kind = ""
-    for row in every:
-        version = row["version"]
-        group = (
-            "public reports, reconstructed"
-            if version in REPORTS
-            else f"{kind_of(row)}: {KINDS[kind_of(row)][0]}"
-        )
+    for row, bug in zip(every(), entries, strict=True):
+        own = "kind" in row
+        group = f"{kind_of(row)}: {KINDS[kind_of(row)][0]}" if own else "public reports, reconstructed"
         if group != kind:
             kind = group
             lines.append(
                 f'<tr class="kind"><th scope="rowgroup" colspan="{len(CHECKS) + 1}">{html.escape(kind)}</th></tr>'
             )
-        cells = "".join(CELLS[str(int(finds(row, name)))] for name in CHECKS)
-        name = html.escape(REPORTS.get(version) or title(version)) + (" ⚑" if sources.get(version) else "")
-        lines.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
-    totals = "".join(f"<td>{sum(finds(row, name) for row in every)}</td>" for name in CHECKS)
-    data = json.dumps({"checks": CHECKS, "bugs": bugs()}, ensure_ascii=False).replace("</", "<\\/")
-    return f"""<table class="catches"><thead><tr><th scope="col">wrong backward pass</th>{heads}</tr></thead><tbody>
-{chr(10).join(lines)}
-</tbody><tfoot><tr><th scope="row">finds, of {len(every)}</th>{totals}</tr></tfoot></table>
-<script type="application/json" class="catches-data">{data}</script>"""
+        states = [state(row, name) for name in CHECKS]
+        cells = "".join(f'<td class="{each}" aria-label="{STATES[each]}"></td>' for each in states)
+        name = html.escape(bug["name"]) + " ⚑" * bool(sources.get(row["version"]))
+        raises = ' class="raises"' * bug["raises"]
+        lines.append(f'<tr{raises}><th scope="row">{name}</th>{cells}</tr>')
+    lines.append(f"</tbody><tfoot>{total}</tfoot></table>")
+    data = json.dumps({"checks": CHECKS, "states": STATES, "bugs": entries}, ensure_ascii=False)
+    data = data.replace("</", "<\\/")
+    return "\n".join(lines) + f'\n<script type="application/json" class="catches-data">{data}</script>'
 
 
 def kinds_table() -> str:
@@ -219,19 +217,30 @@ def kinds_table() -> str:
 
 
 def layout() -> str:
-    """A slice of a wider gradient in memory, and the elements that a kernel reads from its address."""
-    drawing = Drawing(
-        120,
-        "Three rows of six numbers. The gradient is the first four of each row; a kernel reads the first twelve numbers.",
-        340,
-    )
-    drawing.text(3, 14, "[3, 6] in memory: row after row →", anchor="start")
-    for place, (row, column) in enumerate(np.ndindex(3, 6), 1):
-        words = [str(place)] if place <= 12 else []
-        drawing.labelled(3 + 46 * column, 26 + 30 * row, 42, 26, *words, shade=LEGIBLE if column < 4 else 0)
+    """Three gradients of shape [3, 4] in memory that are not contiguous, one of which is shown, and what a kernel reads."""
+    radios, pictures = [], []
+    for name, (columns, elements, words) in LAYOUTS.items():
+        radios.append(
+            f'<label><input type="radio" name="layout"{" checked" * (not pictures)}> {name}</label>'
+        )
+        right = sum(element == place for place, element in enumerate(elements, 1))
+        words = f"{words} {right} of 12 {'is' if right == 1 else 'are'} right."
+        drawing = Drawing(28 + 40 * (len(elements) // columns), words, 340)
+        drawing.text(3, 14, "memory, row after row →", anchor="start")
+        for place, element in enumerate(elements, 1):
+            x, y = 3 + 46 * ((place - 1) % columns), 26 + 40 * ((place - 1) // columns)
+            drawing.box(x, y, 42, 36, shade=0.12 if element else 0)
+            drawing.text(
+                x + 3, y + 12, ("1–12" if elements[1] == 0 else str(element)) * bool(element), anchor="start"
+            )
+            drawing.parts.append(f'<g class="{"right" if element == place else "wrong"}">')
+            drawing.text(x + 25, y + 30, str(place) * (place <= 12), size=18)
+            drawing.parts.append("</g>")
+        pictures.append(f"<div>{drawing.svg().strip()}<p>{words}</p></div>")
     return (
-        f"<figure>{drawing.svg().strip()}<figcaption>The shaded squares are a [3, 4] gradient, a slice of a [3, 6] one. The numbers say what a "
-        "kernel reads that gets its address and 12: from the fifth on, all in the wrong place.</figcaption></figure>"
+        f'<figure class="layouts"><div class="player-buttons">{"".join(radios)}</div>{"".join(pictures)}<figcaption>The shaded squares are a [3, 4] '
+        "gradient in memory. Small: the element that a place holds. Large: the element for which a kernel takes it that receives an address "
+        "and 12; orange is wrong.</figcaption></figure>"
     )
 
 

@@ -7,6 +7,7 @@ cannot say anything else than its tables.
 import cmath
 import math
 import re
+from collections.abc import Sequence
 from statistics import fmean
 
 from book.figures import (
@@ -32,7 +33,7 @@ from book.figures.worklog_results import (  # noqa: F401
     share_of_memory,
 )
 from book.measure import record
-from book.measure.record import Rows
+from book.measure.record import Row, Rows
 from harness.check import zoo
 from harness.puzzles.p25 import layout
 
@@ -102,13 +103,27 @@ FOLLOWED = {"text": "PyTorch", "size": "small", "warm_up": 1}
 
 def count_caught(*checks: str) -> int:
     """How many of puzzle 21's wrong backward passes at least one of these checks finds; without any, how many there are."""
-    rows = gradcheck_matrix.ordered()
+    return count(gradcheck_matrix.ordered(), checks)
+
+
+def count_reports() -> int:
+    """How many reconstructed reports there are."""
+    return len(gradcheck_matrix.reports())
+
+
+def count_all(*checks: str, first: str = "") -> int:
+    """The same of both together, or of those that `check_backward` rejects in one of its checks."""
+    return count([row for row in gradcheck_matrix.every() if first in ("", row["try"])], checks)
+
+
+def count(rows: Sequence[Row], checks: Sequence[str]) -> int:
+    """How many at least one of the checks finds; without any, how many there are."""
     return sum(not checks or any(gradcheck_matrix.finds(row, name) for name in checks) for row in rows)
 
 
-def count_reports(check: str) -> int:
-    """How many of the reconstructed reports a check finds."""
-    return sum(gradcheck_matrix.finds(row, check) for row in gradcheck_matrix.reports())
+def count_unfit() -> int:
+    """How many gradcheck cannot judge, because it rejects the correct version too."""
+    return sum(gradcheck_matrix.state(row, USUAL[0]) == "unfit" for row in gradcheck_matrix.every())
 
 
 def count_reported() -> int:

@@ -1,7 +1,8 @@
-"""What gradcheck finds in other calls: in the wrong backward passes of puzzle 21 and of public reports, and in the solution.
+"""What gradcheck finds in other calls: in the wrong backward passes of puzzle 21 and of public reports, and in correct ones of each.
 
 `python -m book.measure gradcheck_calls`; a CPU is enough. A row says which common checks object to a function, and in which of the
-calls of `book/examples/gradcheck_calls.py` gradcheck does, if it accepts the plain one.
+calls of `book/examples/gradcheck_calls.py` gradcheck does, if it accepts the plain one. A check that objects to the correct function
+finds nothing in its wrong ones.
 """
 
 import warnings
@@ -30,10 +31,10 @@ def with_edges(problem: Problem) -> list[torch.Tensor]:
     return inputs
 
 
-def find_calls(problem: Problem) -> str:
-    """The calls in which gradcheck rejects the function and accepts its reference."""
+def list_rejecting(problem: Problem, function: Function) -> list[str]:
+    """The calls in which gradcheck rejects a function, or which raise another error."""
 
-    def accepts(function: Function, name: str) -> bool:
+    def accepts(name: str) -> bool:
         many = problem.inputs("tall")
         if sum(t.numel() for t in many) > LARGEST:
             many = problem.inputs()
@@ -43,16 +44,21 @@ def find_calls(problem: Problem) -> str:
         except Exception:
             return False
 
-    names = list_calls(len, *[problem.inputs()] * 4)
-    return "; ".join(
-        name for name in names if not accepts(problem.function, name) and accepts(problem.reference, name)
-    )
+    return [name for name in list_calls(len, *[problem.inputs()] * 4) if not accepts(name)]
+
+
+def find_calls(problem: Problem) -> str:
+    """The calls in which gradcheck rejects the function and accepts its reference."""
+    calls = list_rejecting(problem, problem.function)
+    unfit = list_rejecting(problem, problem.reference) if calls else []
+    return "; ".join(name for name in calls if name not in unfit)
 
 
 def rows() -> Iterator[dict]:
     """A row for each function."""
-    cases = import_cases("zoo_cases")
-    for asked in [*cases.list_p21_solutions(), *cases.list_p21(), *import_cases("faults").list_faults()]:
+    cases, faults = import_cases("zoo_cases"), import_cases("faults")
+    right = [*cases.list_p21_solutions(), *faults.list_corrected()]
+    for asked in [*right, *cases.list_p21(), *faults.list_faults()]:
         problem = make_problem(asked.make(), asked.reference, asked.inputs, DTYPES, "cpu")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,15 +1,17 @@
-"""Every version of puzzle 21's backward passes in PyTorch: the solution, the wrong ones, and the edits of `edits.toml`; without torch."""
+"""Versions of backward passes as text, without torch: those of puzzle 21 with `edits.toml`, and the bugs of public reports."""
 
 import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.check import zoo
 from harness.spec.catalogue import find_puzzle
 from harness.toolchain import roots
 
 EDITS = Path(__file__).with_name("edits.toml")
+FAULTS = roots.CHECKOUT / "tests" / "testing" / "faults.py"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Version:
 def edited(text: str, old: str, new: str) -> str:
     """The text with one place changed. Raises ValueError where the old text does not stand in it exactly once."""
     if text.count(old) != 1:
-        raise ValueError(f"`{old}` stands {text.count(old)} times in hunt.py")
+        raise ValueError(f"`{old}` stands {text.count(old)} times in the text")
     return text.replace(old, new)
 
 
@@ -64,3 +66,19 @@ def versions() -> list[Version]:
         for name, edit in edits.items():
             found.append(Version(gate, name, "edit", edited(solution, edit["old"], edit["new"])))
     return sorted(found, key=lambda version: gates.index(version.gate))
+
+
+def reports() -> dict[str, dict[str, Any]]:
+    """The entries of `faults.toml`, with the class without and with the bug, what that calls, and the module with the bug."""
+    text = FAULTS.read_text(encoding="utf-8")
+    parts = {part.partition("(")[0].split()[-1]: part for part in text.split("\n\n\n")}
+    setup, backward = parts["KeepsInputs"].partition("\n\n")[2], "    @staticmethod\n    def backward"
+    entries = tomllib.loads(FAULTS.with_suffix(".toml").read_text(encoding="utf-8"))
+    for entry in entries.values():
+        own = parts[entry["operation"]]
+        right = wrong = own.replace("KeepsInputs", "Function").replace(backward, f"{setup}\n\n{backward}")
+        for old, new in entry["edits"]:
+            wrong = edited(wrong, old, new)
+        called = [part for name, part in parts.items() if part.startswith("def ") and f"{name}(" in wrong]
+        entry |= {"right": right, "wrong": wrong, "called": called, "text": text.replace(own, wrong)}
+    return entries

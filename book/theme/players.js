@@ -257,6 +257,7 @@
 
     const HELPERS = {
         'rows(': 'rows(t) is t as a matrix of its rows. ',
+        'EPS)': 'EPS is 1e-5. ',
         'memory(': 'memory(t) is the elements of t in the order of memory, as a kernel sees them. ',
         DROPPED: 'DROPPED is the probability that an element is dropped. ',
         IGNORED: 'A target of IGNORED does not count. ',
@@ -274,11 +275,19 @@
     function verdictOf(version) {
         const usual = version.seen.length ? `${listed(version.seen)} find${version.seen.length === 1 ? 's' : ''} a mistake.`
             : 'None of the seven usual checks finds a mistake.';
-        const calls = !version.calls || version.seen.includes('gradcheck float64') ? ''
+        const unfit = (version.unfit || []).length ? ` ${listed(version.unfit)} reject${version.unfit.length === 1 ? 's' : ''} the correct version too.` : '';
+        const calls = !version.calls ? ''
             : ` gradcheck finds it in ${version.calls.includes(';') ? 'other calls' : 'another call'}: ${version.calls.replaceAll(';', ',')}.`;
         const own = version.right ? 'check_backward accepts it.'
             : `check_backward rejects it in the kind of call “${version.try}”${version.said ? `: ${version.said}` : '.'}`;
-        return `${usual[0].toUpperCase()}${usual.slice(1)}${calls} ${own}`;
+        return `${usual[0].toUpperCase()}${usual.slice(1)}${unfit}${calls} ${own}`;
+    }
+
+    // The lines that an edit takes away and adds.
+    function diffOf(lines) {
+        return element('code', {}, ...lines.map(function ([sign, text]) {
+            return element('span', { class: sign === '+' ? 'added' : 'taken' }, `${sign === '+' ? '+' : '−'} ${text}\n`);
+        }));
     }
 
     function catches(place) {
@@ -295,7 +304,7 @@
         bugRows.forEach(function (row, r) {
             grid.push([...row.cells].map(function (cell, c) {
                 const check = c ? data.checks[c - 1] : '';
-                const words = c ? `${data.bugs[r].name}, ${check}: ${cell.className === 'found' ? 'finds it' : 'misses it'}`
+                const words = c ? `${data.bugs[r].name}, ${check}: ${data.states[cell.className]}`
                     : `open ${data.bugs[r].name}`;
                 const made = element('button', { type: 'button', tabindex: -1, 'aria-label': words }, ...cell.childNodes);
                 made.addEventListener('click', function () { open(r, c); });
@@ -317,13 +326,15 @@
         function isFound(r, column) { return grid[r][column + 1].parentNode.className.includes('found'); }
 
         function show(column) {
-            const shown = shownBugs(), totals = [...table.tFoot.rows[0].cells];
+            const shown = shownBugs(), totals = [...table.querySelectorAll('tr.total')];
             table.dataset.shown = String(column + 1);
-            [...bugRows, table.tFoot.rows[0]].forEach(function (row) {
+            [...bugRows, ...totals].forEach(function (row) {
                 [...row.cells].forEach(function (cell, c) { cell.classList.toggle('to-come', c > column + 1); });
             });
             const counts = data.checks.map(function (_, c) { return shown.filter(function (r) { return isFound(r, c); }).length; });
-            totals.forEach(function (cell, c) { cell.textContent = c ? counts[c - 1] : `finds, of ${shown.length}`; });
+            totals.forEach(function (row) {
+                [...row.cells].forEach(function (cell, c) { cell.textContent = c ? counts[c - 1] : `finds, of ${shown.length}`; });
+            });
             said.textContent = `${data.checks[column]} finds ${counts[column]} of ${shown.length}.${mended.size ? ` You have fixed ${mended.size}.` : ''}`;
         }
 
@@ -342,23 +353,22 @@
         function open(number, asked) {
             const bug = data.bugs[number];
             const answer = asked ? [element('p', {}, element('strong', {}, data.checks[asked - 1]),
-                grid[number][asked].parentNode.className.includes('found') ? ' finds this mistake.' : ' misses this mistake.')] : [];
+                ` ${data.states[grid[number][asked].parentNode.classList[0]].replace(' it', ' this mistake')}.`)] : [];
             clearInterval(timer);
             show(data.checks.length - 1);
             const verdict = element('div', { role: 'status', class: 'catches-verdict' });
-            const links = bug.source ? [` A public report of ${bug.edits.length ? 'a similar' : 'this'} mistake: `, element('a', { href: bug.source }, bug.source.replace('https://', '')), '.'] : [];
+            const links = bug.source ? [bug.report ? '' : ' A public report of a similar mistake: ',
+                element('a', { href: bug.source }, bug.report || bug.source.replace('https://', '')), '.'] : [];
             // What goes wrong would give the bug away, so it is told after the first choice.
             const effect = element('p', {}, ...withCode(bug.effect), ...links);
-            effect.hidden = Boolean(bug.edits.length);
-            const edits = element('div', { class: 'catches-edits' }, effect, ...(bug.edits.length ? [element('strong', {},
-                'Choose an edit that fixes it; there may be several. Green: check_backward accepts the edit; orange: it does not.')] : []), verdict);
+            effect.hidden = !bug.report;
+            const edits = element('div', { class: 'catches-edits' }, ...(bug.report
+                ? [element('p', {}, ...withCode(bug.story)), element('strong', {}, 'The correction:'), element('div', { class: 'correction' }, diffOf(bug.correction)), effect]
+                : [effect, element('strong', {}, 'Choose an edit that fixes it; there may be several. Green: check_backward accepts the edit; orange: it does not.')]), verdict);
             bug.edits.forEach(function (edit, i) {
-                const lines = edit.diff.map(function ([sign, text]) {
-                    return element('span', { class: sign === '+' ? 'added' : 'taken' }, `${sign === '+' ? '+' : '−'} ${text}\n`);
-                });
                 const made = element('button', { type: 'button', 'aria-pressed': 'false', 'aria-label': `edit ${i + 1}: ` +
                     edit.diff.filter(function ([sign]) { return sign === '+'; }).map(function ([, text]) { return text; }).join('; ') },
-                    element('code', {}, ...lines));
+                    diffOf(edit.diff));
                 made.addEventListener('click', function () {
                     edits.querySelectorAll('button').forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
                     made.after(verdict);
@@ -395,20 +405,19 @@
         }
 
         dialog.addEventListener('click', function (event) { if (event.target === dialog) { dialog.close(); } });
-        const fewer = button('Only what gradcheck accepts', function () {
-            const pressed = table.classList.toggle('accepted');
-            fewer.setAttribute('aria-pressed', String(pressed));
-            fewer.textContent = pressed ? `Show all ${data.bugs.length}` : 'Only what gradcheck accepts';
+        const all = button(`Show all ${data.bugs.length}`, function () {
+            const only = table.classList.toggle('accepted');
+            all.textContent = only ? `Show all ${data.bugs.length}` : 'Only what gradcheck does not find';
             clearInterval(timer);
             show(data.checks.length - 1);
         });
-        fewer.setAttribute('aria-pressed', 'false');
-        bugRows.forEach(function (row) { row.classList.toggle('caught', row.cells[1].className.includes('found')); });
-        place.prepend(element('div', { class: 'player-buttons' }, button('Play again', play), fewer,
-            button('Open one at random', function () {
-                const shown = shownBugs();
+        bugRows.forEach(function (row) { row.classList.toggle('caught', row.cells[1].classList.contains('found')); });
+        table.classList.add('accepted');
+        place.prepend(element('div', { class: 'player-buttons' },
+            button('Let me try one', function () {
+                const shown = shownBugs().filter(function (r) { return data.bugs[r].edits.length; });
                 open(shown[Math.floor(Math.random() * shown.length)]);
-            })), said);
+            }), all, button('Play again', play)), said);
         place.append(dialog);
         play();
     }

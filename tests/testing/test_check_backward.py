@@ -3,12 +3,13 @@
 import csv
 import doctest
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import list_faults, make_function, save_inputs
+from faults import KeepsInputs, list_corrected, list_faults
 from right_cases import list_functions, list_layers, list_public, make_integers
 from torch import Tensor
 from zoo_cases import (
@@ -24,6 +25,7 @@ from zoo_cases import (
 )  # fmt: skip
 
 import harness.testing
+from book.measure.hunt_versions import reports
 from harness import nn
 from harness.check.call_comparison import InvalidReference
 from harness.puzzles.p21.known import KNOWN
@@ -35,6 +37,7 @@ from harness.toolchain import roots
 RECORD = roots.CHECKOUT / "book" / "records" / "check_backward.csv"
 LINES = [line for line in RECORD.read_text().splitlines() if not line.startswith("#")]
 RECORDED = {row["wrong"]: row for row in csv.DictReader(LINES)}
+REPORTS = reports()
 WRONG = {case.name: case for case in [*list_wrong_ops(), *list_faults()]}
 RIGHT = [*list_layers(), *list_functions(), *list_public()]
 SLOW = ("compile", "thousands of rows", "larger than a block", "gradcheck")
@@ -61,8 +64,9 @@ def test_number_of_correct_functions():
         len({case.name for case in list_functions()}) >= 40
         and len({case.name for case in list_public()}) >= 15
     )
-    assert len({case.name for case in list_p21_solutions()}) == 13
-    assert len(RIGHT) + len(list_p21_solutions()) == 83, "the number in an essay"
+    right = [*RIGHT, *list_p21_solutions(), *list_corrected()]
+    assert len(list_p21_solutions()) == 13 and len(list_corrected()) == 17
+    assert len({case.name for case in right}) == 95, "the number in an essay"
     parts = {"Part", "attention_backward", "attention_block", "attention_block_backward", "attention_delta"}
     others = parts | {"mojo_workbook", "replace"}
     assert {case.name for case in list_layers()} == {*nn.MODULES} - others | {"attention, causal"}
@@ -81,6 +85,8 @@ def test_wrong_function_is_rejected_by_the_recorded_try(name):
     report = run_case(WRONG[name], only=[RECORDED[name]["check_backward"]])
     assert [attempt.name for attempt in report.wrong] == [RECORDED[name]["check_backward"]], report
     assert report.mistake == RECORDED[name]["named"]
+    if name in REPORTS:
+        assert ("raises" in report.wrong[0].message) == REPORTS[name].get("raises", False)
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=lambda case: case.name)
@@ -94,6 +100,12 @@ def test_solutions_of_puzzle_21_pass_at_all_sizes(case):
     """Skip autocast, which is not required, and infinite scores, where PyTorch's attention is 0."""
     infinite = ["infinity", "negative infinity"] * (case.name == "p21 attention")
     run_case(case, leave_out=[*SLOW, "autocast", *infinite]).raise_if_wrong()
+
+
+@pytest.mark.parametrize("case", list_corrected(), ids=lambda case: case.name)
+def test_corrected_reports_pass(case):
+    """The bugs of the reports are not in code for autocast."""
+    run_case(case, leave_out=["compile", "thousands of rows", "gradcheck", "autocast"]).raise_if_wrong()
 
 
 @pytest.mark.slow
@@ -567,6 +579,15 @@ def test_lost_cuda_context_stops_further_tries(monkeypatch):
     assert report.wrong[0].message == "the CUDA context is lost: device-side assert triggered"
 
 
+def make_sine(backward) -> Callable[..., Tensor]:
+    """Return a sine with this backward pass."""
+    return type(
+        "Sine",
+        (KeepsInputs,),
+        {"forward": staticmethod(lambda x: x.sin()), "backward": staticmethod(backward)},
+    ).apply
+
+
 @pytest.mark.parametrize(
     ("is_wrong", "message"),
     [
@@ -584,7 +605,7 @@ def test_mistake_of_one_path_is_rejected(is_wrong, message):
         (x,) = ctx.saved_tensors
         return dy * x.cos() * (2 if is_wrong(x) else 1)
 
-    call = make_function(save_inputs(torch.sin), sine)
+    call = make_sine(sine)
     report = check_backward(
         call, reference=torch.sin, inputs={"x": ("N", "H")}, only=("far", "larger than a block")
     )
@@ -592,7 +613,7 @@ def test_mistake_of_one_path_is_rejected(is_wrong, message):
 
 
 def test_nested_outputs_are_compared():
-    call = make_function(save_inputs(torch.sin), lambda ctx, dy: 2 * dy)
+    call = make_sine(lambda ctx, dy: 2 * dy)
     reference = lambda x: (x * 1, (x.sin(),))  # noqa: E731
     report = check_backward(
         lambda x: (x * 1, (call(x),)), reference=reference, inputs={"x": ("N", "H")}, only=["plain"]

@@ -30,16 +30,6 @@ FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTA
 )
 
 
-def recording() -> Console:
-    """A console of fixed width that keeps what is printed; no terminal, on which a line would move."""
-    return Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False, emoji=False)
-
-
-def picture(console: Console, title: str) -> str:
-    """What was printed since the last picture, as SVG."""
-    return console.export_svg(title=title, code_format=FORMAT, unique_id="workbook")
-
-
 def learner(folder: Path) -> Exercise:
     """A checkout in which everything is solved but dx."""
     blanks.generate_problems(roots.get_solutions(), folder / "problems")
@@ -56,10 +46,11 @@ def learner(folder: Path) -> Exercise:
 
 
 def wrong_gate(work: Exercise) -> str:
-    """Every gate of the learner's kernels."""
-    console = recording()
+    """Every gate of the learner's kernels, as SVG."""
+    # No terminal, on which a line would move.
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False, emoji=False)
     commands.verify_exercise(console, work)
-    return picture(console, "verify p22")
+    return console.export_svg(title="verify p22", code_format=FORMAT, unique_id="workbook")
 
 
 def main(folder: Path) -> None:

@@ -39,7 +39,7 @@ def rows():
     """A row for each wrong one."""
     wrong, faults = import_cases("zoo_cases").list_wrong_ops(), import_cases("faults").list_faults()
     for asked in [*wrong, *faults]:
-        made, more = asked.make(), asked.more
+        made, options = asked.make(), asked.options
         problem = make_problem(made, asked.reference, asked.inputs, DTYPES, "cpu")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -47,7 +47,7 @@ def rows():
                 "gradcheck": gradcheck_float64(problem) is not None,
                 "opcheck": opcheck(made, problem.inputs()),
             }
-        call = {"reference": asked.reference, "inputs": asked.inputs, "leave_out": ["compile"], **more}
+        call = {"reference": asked.reference, "inputs": asked.inputs, "leave_out": ["compile"], **options}
         report = check_backward(asked.make(), **call)
         names = [tried.name for tried in report.wrong] or [""]
         numbers = {key: int(value) for key, value in seen.items()}

@@ -256,7 +256,7 @@ class CallComparison:
         return [*(t.detach() for t in outputs), *grads]
 
     def compute_typical_magnitudes(self) -> list[float]:
-        """Return gap result's magnitude for random incoming gradients, as a scale for cancelling sums."""
+        """Return each result's magnitude for random incoming gradients, as a scale for cancelling sums."""
         e = self.call
         pairs = zip(random_like(tuple(e.grad_outputs)), e.grad_outputs, strict=True)
         grad_outputs = [gradient * max_abs(g) / 3 for gradient, g in pairs]
@@ -295,7 +295,7 @@ class CallComparison:
         return [((a != b) | ~a.isclose(t)) & t.isfinite() for a, b, t in triples]
 
     def find_kink_range(self, scales: Floats) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the lower and upper bound of gap correct element; they differ at a kink."""
+        """Return the lower and upper bound of each correct element; they differ at a kink."""
         low, high = list(self.call.truth), list(self.call.truth)
         runs = self.run_perturbed(KINK_STEP, NUM_KINK_STEPS, absolute_scale=1.0)
         for count, results in enumerate(runs, 1):
@@ -331,7 +331,7 @@ def get_floor(dtype: torch.dtype) -> float:
 
 
 def compute_distances(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, is_output: bool) -> Tensor:
-    """Return gap element's distance from [low, high]; infinite if only result or truth is finite."""
+    """Return each element's distance from [low, high]; infinite if only result or truth is finite."""
     got = got.double()
     distances = torch.maximum(low - got, got - high).clamp(min=0)
     distances = torch.where(got.isfinite(), distances, math.inf)

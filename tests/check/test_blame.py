@@ -70,7 +70,7 @@ def make_run(*launches) -> Accesses:
     return Accesses(launches, Source(Path(FILE), {"b": BLANK}))
 
 
-def require_fault(actual: Accesses, expected: Accesses, element: Element) -> RootCause:
+def find_cause(actual: Accesses, expected: Accesses, element: Element) -> RootCause:
     return unwrap(find_root_cause(actual, expected, element))
 
 
@@ -85,7 +85,7 @@ X = [1.5, 2.5, 3.5, 4.5, 5.5, 6.5]
 
 
 def test_wrong_element_read():
-    fault = require_fault(make_run(copy_x(X, read=1)), make_run(copy_x(X)), Element("y", 2))
+    fault = find_cause(make_run(copy_x(X, read=1)), make_run(copy_x(X)), Element("y", 2))
     assert (fault.kind, fault.thread) == ("element", Thread(0, 0, 2))
     assert [a.element for a in fault.extra] == [Element("x", 3)] and fault.missing == (Element("x", 2),)
     assert fault.line == Line(FILE, 10, "b") and (fault.got, fault.expected) == (4.5, 3.5)
@@ -95,7 +95,7 @@ def test_missing_read():
     both = [(0, 0, 0, 1.0), (0, 0, 1, 2.0)]
     actual = make_launch(("R", "x", 10, both[:1]), ("W", "y", 12, [(0, 0, 0, 1.0)]))
     expected = make_launch(("R", "x", 10, both), ("W", "y", 12, [(0, 0, 0, 3.0)]))
-    fault = require_fault(make_run(actual), make_run(expected), Element("y", 0))
+    fault = find_cause(make_run(actual), make_run(expected), Element("y", 0))
     assert (fault.kind, fault.missing, fault.extra) == ("element", (Element("x", 1),), ())
     assert fault.line == Line(FILE, 10, "b"), "the read whose loop stops too early"
 
@@ -103,7 +103,7 @@ def test_missing_read():
 def test_wrong_value_from_correct_reads():
     actual, expected = copy_x(X), copy_x(X)
     actual.events.value[4:] *= 2
-    fault = require_fault(make_run(actual), make_run(expected), Element("y", 1))
+    fault = find_cause(make_run(actual), make_run(expected), Element("y", 1))
     assert (fault.kind, fault.thread, fault.got, fault.expected) == ("value", Thread(0, 0, 1), 5.0, 2.5)
     assert fault.line == Line(FILE, 11, "b")
 
@@ -111,7 +111,7 @@ def test_wrong_value_from_correct_reads():
 def test_rounding_difference_is_not_a_bug():
     actual, expected = copy_x(X), copy_x(X)
     actual.events.value[4:] *= 1 + 1e-6
-    assert require_fault(make_run(actual), make_run(expected), Element("y", 1)).kind == "same"
+    assert find_cause(make_run(actual), make_run(expected), Element("y", 1)).kind == "same"
 
 
 def test_value_written_to_wrong_element():
@@ -119,7 +119,7 @@ def test_value_written_to_wrong_element():
         reads = ("R", "x", 10, [(0, 0, 0, 1.5), (0, 0, 1, 2.5)])
         return make_launch(reads, *(("W", "y", 11, [(0, 0, e, v)]) for e, v in order))
 
-    fault = require_fault(
+    fault = find_cause(
         make_run(write([(0, 2.5), (1, 1.5)])), make_run(write([(0, 1.5), (1, 2.5)])), Element("y", 0)
     )
     assert (fault.kind, fault.missing) == ("place", (Element("y", 1),))
@@ -131,7 +131,7 @@ def test_reads_in_wrong_order():
             *(("R", "x", 10, [(0, 0, e, X[e])]) for e in order), ("W", "y", 11, [(0, 0, 0, written)])
         )
 
-    fault = require_fault(make_run(make([0, 1], 7.0)), make_run(make([1, 0], 9.0)), Element("y", 0))
+    fault = find_cause(make_run(make([0, 1], 7.0)), make_run(make([1, 0], 9.0)), Element("y", 0))
     assert fault.kind == "order"
     assert (fault.extra[0].element, fault.missing[0]) == (Element("x", 1), Element("x", 0))
     assert fault.line == Line(FILE, 10, "b")
@@ -151,7 +151,7 @@ def test_writes_of_wrong_thread_or_kind(actual, expected, kind, thread_index):
     def make(writes):
         return make_launch(*((kind, "y", 11, [(0, thread, 3, value)]) for kind, thread, value in writes))
 
-    fault = require_fault(make_run(make(actual)), make_run(make(expected)), Element("y", 3))
+    fault = find_cause(make_run(make(actual)), make_run(make(expected)), Element("y", 3))
     assert (fault.kind, fault.thread.thread) == (kind, thread_index)
     assert fault.line == Line(FILE, 11, "b")
 
@@ -160,11 +160,11 @@ def test_order_of_additions_is_ignored():
     def make(values):
         return make_launch(*(("A", "y", 11, [(0, 0, 0, value)]) for value in values))
 
-    fault = require_fault(make_run(make([1.0, 2.0])), make_run(make([2.0, 1.0])), Element("y", 0))
+    fault = find_cause(make_run(make([1.0, 2.0])), make_run(make([2.0, 1.0])), Element("y", 0))
     assert fault.kind == "same"
 
 
-def test_fault_is_traced_through_launches_and_shared_memory():
+def test_bug_is_traced_through_launches_and_shared_memory():
     def make_launches(offset):
         first = make_launch(
             ("R", "x", 10, [(0, 3, 3 - offset, X[3 - offset])]),
@@ -181,7 +181,7 @@ def test_fault_is_traced_through_launches_and_shared_memory():
         )
         return make_run(first, second)
 
-    fault = require_fault(make_launches(1), make_launches(0), Element("y", 1))
+    fault = find_cause(make_launches(1), make_launches(0), Element("y", 1))
     assert [hop.read.element for hop in fault.chain] == [Element("scratch", 1), Element("tile", 5, 0, 0)]
     assert (fault.kind, fault.thread) == ("element", Thread(0, 0, 3))
     assert fault.missing == (Element("x", 3),) and fault.extra[0].element == Element("x", 2)
@@ -198,7 +198,7 @@ def test_trace_can_visit_an_element_twice():
             ("W", "y", 12, [(0, 0, 0, 2 * stored)]),
         )
 
-    fault = require_fault(make_run(double(4.0)), make_run(double(1.5)), Element("y", 0))
+    fault = find_cause(make_run(double(4.0)), make_run(double(1.5)), Element("y", 0))
     assert (fault.kind, fault.thread, fault.got, fault.expected) == ("value", Thread(0, 0, 1), 4.0, 1.5)
     assert [hop.write.thread for hop in fault.chain] == [Thread(0, 0, 0)]
 
@@ -210,13 +210,13 @@ def test_shared_memory_is_separate_for_each_block():
     assert [accesses.get_access(int(row)).value for row in rows] == [2.0]
 
 
-def test_fault_is_traced_through_a_shuffle():
+def test_bug_is_traced_through_a_shuffle():
     def make(wrong):
         reads = [(0, t, t + (wrong and t == 3), X[t + (wrong and t == 3)]) for t in range(4)]
         total = sum(value for *_, value in reads)
         return make_run(make_launch(("R", "x", 10, reads), ("W", "y", 11, [(0, 0, 0, total)]), shuffles=True))
 
-    fault = require_fault(make(True), make(False), Element("y", 0))
+    fault = find_cause(make(True), make(False), Element("y", 0))
     assert (fault.kind, fault.thread) == ("element", Thread(0, 0, 3))
 
 
@@ -224,7 +224,7 @@ def test_reads_in_another_blank_are_ignored():
     other_read = ("R", "x", 90, [(0, 0, 7, 0.5)])
     actual = make_launch(("R", "x", 10, [(0, 0, 1, 2.5)]), other_read, ("W", "y", 11, [(0, 0, 0, 2.5)]))
     expected = make_launch(("R", "x", 10, [(0, 0, 0, 1.5)]), ("W", "y", 11, [(0, 0, 0, 1.5)]))
-    fault = require_fault(make_run(actual), make_run(expected), Element("y", 0))
+    fault = find_cause(make_run(actual), make_run(expected), Element("y", 0))
     assert [a.element.index for a in fault.extra] == [1]
 
 

@@ -72,7 +72,7 @@ def test_error_is_relative_to_the_largest_element():
     assert compare_lists([1e-6, 8.0], [0.0, 8.0]).error == 1.25e-7
 
 
-def test_allowance_scales_only_the_baseline_error():
+def test_tolerance_factor_scales_only_the_baseline_error():
     result = compare_lists([5.5], [4.0], baseline=[4.5], tolerance_factor=3.0)
     assert result.limit == 0.75 + 2.0**-21 and result.ok
     assert not compare_lists([5.5], [4.0], baseline=[4.5]).ok
@@ -80,7 +80,7 @@ def test_allowance_scales_only_the_baseline_error():
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 1), (64, 1), (256, 2), (1024, 4), (4096, 8), (70000, 8)])
-def test_allowance_grows_with_square_root_of_rows(rows, expected):
+def test_tolerance_factor_grows_with_square_root_of_rows(rows, expected):
     assert compute_tolerance_factor(True, rows) == expected
     assert compute_tolerance_factor(False, rows) == 1
     result = compare_lists([2.0], [1.0], tolerance_factor=compute_tolerance_factor(True, rows))

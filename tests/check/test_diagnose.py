@@ -16,8 +16,8 @@ from harness.spec.rounding import round_to_dtype
 from harness.vgpu import Finding
 from harness.vgpu.checks.findings import KINDS
 
-NAMES = ("hard values", "odd sizes", "wide", "wide output", "many rows")
-CASES = [case for case in p22.cases() if case.name in NAMES]
+CASE_NAMES = ("hard values", "odd sizes", "wide", "wide output", "many rows")
+CASES = [case for case in p22.cases() if case.name in CASE_NAMES]
 ARRAYS = {case.name: p22.inputs(case, "float32", 0) for case in p22.cases()}
 GRADIENTS = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
 QUANTITIES = ("output", "mean", "rstd", *GRADIENTS, "row_sums")
@@ -80,7 +80,7 @@ def compute_mistake(mistake, case, quantity):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
-def test_mistakes_are_named_in_every_affected_quantity(mistake):
+def test_mistakes_are_identified_in_every_affected_quantity(mistake):
     affected = 0
     for quantity in QUANTITIES:
         values_by_case = [(case, compute_mistake(mistake, case, quantity)) for case in CASES]
@@ -120,7 +120,7 @@ def test_no_hint_without_a_gate():
     assert diagnosis.hint is None and not any("hint" in line for line in diagnosis.lines)
 
 
-def test_float32_result_rounded_to_16_bits_is_named():
+def test_float32_result_rounded_to_16_bits_is_identified():
     for dtype in ("float16", "bfloat16"):
         got = round_to_dtype(get_truth(CASES[1], "output"), dtype)
         diagnosis = diagnose(CASES[1], "output", got, gate="forward")
@@ -132,7 +132,7 @@ def test_float32_result_rounded_to_16_bits_is_named():
     ("relative_error", "other_cases", "expected"),
     [(2.0**-8, (), True), (0.1, (), False), (2.0**-8, CASES[:1], False)],
 )
-def test_sum_rounded_to_16_bits_is_named_if_only_it_is_wrong(relative_error, other_cases, expected):
+def test_sum_rounded_to_16_bits_is_identified_if_only_it_is_wrong(relative_error, other_cases, expected):
     """A larger error, or an error in another case, has a different cause."""
     cancels = next(case for case in p22.cases() if case.values == CANCELLING)
     size = np.abs(ARRAYS[cancels.name]["grad_output"]).sum((0, 1))
@@ -159,11 +159,11 @@ def test_cancellation_is_recognised_by_the_affected_rows():
 # ---- NaN and infinity in the inputs ------------------------------------------------------------------------
 
 
-NOT_FINITE = [case for case in p22.cases() if is_nonfinite(case.values)]
+NONFINITE_CASES = [case for case in p22.cases() if is_nonfinite(case.values)]
 
 
-@pytest.mark.parametrize("case", NOT_FINITE, ids=lambda case: case.name)
-def test_dropped_or_propagated_nan_is_named(case):
+@pytest.mark.parametrize("case", NONFINITE_CASES, ids=lambda case: case.name)
+def test_dropped_or_propagated_nan_is_identified(case):
     named = set()
     for quantity in QUANTITIES:
         expected = get_truth(case, quantity)
@@ -179,7 +179,7 @@ def test_dropped_or_propagated_nan_is_named(case):
 
 def test_expected_nan_does_not_hide_a_known_mistake():
     """dx without c2 is wrong in the finite rows, and NaN where NaN is expected."""
-    cases = [CASES[0], next(case for case in NOT_FINITE if case.name == "NaN in dy")]
+    cases = [CASES[0], next(case for case in NONFINITE_CASES if case.name == "NaN in dy")]
     cases_of_dx = [
         make_evidence(case, "grad_input", derive(ARRAYS[case.name], {"c2": zero}).grad_input)
         for case in cases
@@ -190,7 +190,7 @@ def test_expected_nan_does_not_hide_a_known_mistake():
 
 
 def test_finite_case_is_shown_before_a_case_with_nan():
-    case = next(case for case in NOT_FINITE if case.name == "NaN in x")
+    case = next(case for case in NONFINITE_CASES if case.name == "NaN in x")
     dropped = make_evidence(case, "output", np.nan_to_num(get_truth(case, "output")))
     scaled = make_evidence(CASES[1], "output", get_truth(CASES[1], "output") * 1.01)
     diagnosis = d.diagnose(PUZZLE, "output", [dropped, scaled])

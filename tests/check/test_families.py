@@ -108,7 +108,7 @@ def test_wrong_values_are_described(mistake):
     ), rest
 
 
-def test_mistake_is_named_despite_different_nan():
+def test_mistake_is_identified_despite_different_nan():
     """A kernel's maximum, guard or loop may treat NaN unlike the formula; finite values identify the mistake."""
     diagnosis = diagnose_values(P20, "softmax", lambda v: np.nan_to_num(v.weights))
     assert diagnosis.mistake == "not-normalised"
@@ -124,7 +124,7 @@ def test_scalar_is_shown_in_the_default_case():
     assert "its root is missing" in lines[0] and lines[-1] == "where in 'chapter': every element"
 
 
-def test_indistinguishable_mistakes_are_both_named():
+def test_indistinguishable_mistakes_are_both_identified():
     """If no row is longer than a block, a thread's partial sum is the diagonal of the Jacobian."""
     diagnosis = diagnose_values(
         P20,

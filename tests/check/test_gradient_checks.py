@@ -8,14 +8,14 @@ from torch.autograd.function import once_differentiable
 from harness.check import gradient_checks as checks
 from harness.check.gradients import Subject
 
-LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
+LEADING_AXES = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
 
 
 def make_inputs(sizes: str, seed: int) -> tuple[torch.Tensor, ...]:
     """Return x [..., 4 or 7] and a scale for its last dimension."""
     generator = torch.Generator().manual_seed(seed)
     H = 4 if sizes == "square" else 7
-    x = torch.randn(*LEADING[sizes], H, generator=generator, dtype=torch.float64)
+    x = torch.randn(*LEADING_AXES[sizes], H, generator=generator, dtype=torch.float64)
     return x, 1 + torch.rand(H, generator=generator, dtype=torch.float64)
 
 
@@ -41,8 +41,8 @@ class Scale(Function):
         return dy * scale, sum_leading(dy * x)
 
 
-def make_subject(function: type[Function], **more) -> Subject:
-    return Subject(function.apply, reference, make_inputs, **more)
+def make_subject(function: type[Function], **options) -> Subject:
+    return Subject(function.apply, reference, make_inputs, **options)
 
 
 def make_scale(backward) -> type[Function]:
@@ -213,7 +213,7 @@ class MarkedOutput(SecondOutput):
         return outputs
 
 
-MEMORY = {"expected_saved_bytes": lambda x, scale: 4 * (x.numel() + scale.numel())}
+SAVED_BYTES = {"expected_saved_bytes": lambda x, scale: 4 * (x.numel() + scale.numel())}
 
 
 CHECKS = [check for check in vars(checks).values() if hasattr(check, "__wrapped__")]
@@ -221,7 +221,7 @@ CHECKS = [check for check in vars(checks).values() if hasattr(check, "__wrapped_
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_correct_function_passes(check):
-    assert check(make_subject(Scale, **MEMORY)) is None
+    assert check(make_subject(Scale, **SAVED_BYTES)) is None
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_correct_function_passes(check):
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_incorrect_function_is_detected(check, function, expected):
-    assert expected in (check(make_subject(function, **MEMORY)) or "")
+    assert expected in (check(make_subject(function, **SAVED_BYTES)) or "")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_once_differentiable_function_passes():
 
 
 @pytest.mark.parametrize("layout", ["a slice of longer rows", "with leading axes exchanged"])
-def test_all_memory_layouts_are_tried(layout):
+def test_all_memory_layouts_are_checked(layout):
     """The function is incorrect only for this layout's strides."""
     strides = checks.LAYOUTS[layout](torch.zeros(3, 5, 7)).stride()
 
@@ -305,7 +305,7 @@ def test_all_memory_layouts_are_tried(layout):
     assert layout in (checks.strided_gradient(make_subject(make_scale(backward))) or "")
 
 
-def test_every_subset_of_frozen_inputs_is_tried():
+def test_every_subset_of_frozen_inputs_is_checked():
     """The function is incorrect only if exactly two of three inputs require gradients."""
 
     class Product(Function):

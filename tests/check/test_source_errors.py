@@ -34,7 +34,7 @@ LOOPS = (
 )
 
 
-def find_faults(tmp_path, code: str) -> list:
+def find_errors(tmp_path, code: str) -> list:
     path = tmp_path / "kernel.mojo"
     path.write_text(TEXT % code)
     return find_source_errors(path, blanks.find_blanks(path.read_text())["it"])
@@ -55,10 +55,10 @@ def find_faults(tmp_path, code: str) -> list:
         (LOOPS + "_ = helper(weight, row, O, H)", "arguments-exchanged", "`O` is in place of wide"),
     ],
 )
-def test_fault_is_reported_with_its_line(tmp_path, code, mistake, expected):
-    (fault,) = find_faults(tmp_path, code)
-    assert fault.mistake == mistake and expected in fault.message
-    assert (tmp_path / "kernel.mojo").read_text().splitlines()[fault.line - 1] == code.splitlines()[-1]
+def test_error_is_reported_with_its_line(tmp_path, code, mistake, expected):
+    (error,) = find_errors(tmp_path, code)
+    assert error.mistake == mistake and expected in error.message
+    assert (tmp_path / "kernel.mojo").read_text().splitlines()[error.line - 1] == code.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_fault_is_reported_with_its_line(tmp_path, code, mistake, expected):
     ],
     ids=["correct", "guarded", "computed", "in order", "not a tensor", "range", "two loops", "unfinished"],
 )
-def test_possibly_correct_code_has_no_fault(tmp_path, code):
-    assert find_faults(tmp_path, code) == []
+def test_possibly_correct_code_has_no_error(tmp_path, code):
+    assert find_errors(tmp_path, code) == []
 
 
-def test_solutions_have_no_fault():
+def test_solutions_have_no_error():
     for name in list_puzzle_names():
         puzzle = find_puzzle(name)
         for rung in puzzle.rungs:
@@ -89,6 +89,6 @@ def test_solutions_have_no_fault():
                     assert find_source_errors(path, blank) == [], name
 
 
-def test_unreadable_file_has_no_fault(tmp_path):
+def test_unreadable_file_has_no_error(tmp_path):
     blank = blanks.Blank("it", "the task", "", (), 3)
     assert find_source_errors(tmp_path / "no.mojo", blank) == []

@@ -21,7 +21,7 @@ from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import MojoRung
 from harness.toolchain import roots
 
-PYTHON = [
+PYTHON_RUNGS = [
     (name, rung.id)
     for name in list_puzzle_names()
     for rung in find_puzzle(name).rungs
@@ -275,7 +275,7 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.parametrize(("puzzle", "rung"), PYTHON)
+@pytest.mark.parametrize(("puzzle", "rung"), PYTHON_RUNGS)
 def test_exiting_code_passes_on_no_python_rung(puzzle, rung, tmp_path):
     exercise = copy_solution(tmp_path, puzzle, rung)
     gate = exercise.gates[0].id

@@ -11,7 +11,7 @@ from harness.puzzles.p23.spec import PUZZLE as P23
 from harness.spec.puzzle import Gate
 from harness.toolchain import roots
 
-NEEDS = {"b": ("a",), "c": ("b",), "d": ("a", "b")}
+DEPENDENCIES = {"b": ("a",), "c": ("b",), "d": ("a", "b")}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ NEEDS = {"b": ("a",), "c": ("b",), "d": ("a", "b")}
 )
 def test_first_wrong_dependency_is_blamed(name, wrong, expected):
     """ "c" depends only on "b", so a wrong "a" does not affect it if "b" is correct."""
-    assert find_first_wrong(name, NEEDS, wrong) == expected
+    assert find_first_wrong(name, DEPENDENCIES, wrong) == expected
 
 
 def test_gate_after_a_wrong_one_refers_to_it():
@@ -36,7 +36,7 @@ def test_gate_after_a_wrong_one_refers_to_it():
         GateResult(Gate(id), state, diagnosis=[f"{id} is wrong"], mistake=id, hint=f"{id}-2")
         for id, state in (("a", "wrong"), ("b", "wrong"), ("c", "correct"), ("d", "unsolved"))
     ]
-    redirect_gates(results, NEEDS)
+    redirect_gates(results, DEPENDENCIES)
     assert [r.diagnosis for r in results[:2]] == [
         ["a is wrong"],
         ["computed from a, which is wrong: fix that first"],

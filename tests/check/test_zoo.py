@@ -22,11 +22,13 @@ from harness.spec.rungs import MojoRung
 from harness.toolchain import roots
 
 ROOT = roots.CHECKOUT
-WRONG = [wrong for name in list_puzzle_names() for wrong in zoo.load_wrong_solutions(name)]
-KERNELS = [wrong for wrong in WRONG if isinstance(wrong.target_rung, MojoRung)]
-PYTHON = [wrong for wrong in WRONG if wrong not in KERNELS and wrong.rung != "catch"]
+WRONG_SOLUTIONS = [wrong for name in list_puzzle_names() for wrong in zoo.load_wrong_solutions(name)]
+WRONG_KERNELS = [wrong for wrong in WRONG_SOLUTIONS if isinstance(wrong.target_rung, MojoRung)]
+WRONG_PYTHON_FILES = [
+    wrong for wrong in WRONG_SOLUTIONS if wrong not in WRONG_KERNELS and wrong.rung != "catch"
+]
 """Except for the `catch` rung, which tests/p21/test_catch.py covers."""
-P22_KERNELS = [kernel for kernel in KERNELS if kernel.puzzle == "p22"]
+P22_KERNELS = [kernel for kernel in WRONG_KERNELS if kernel.puzzle == "p22"]
 DEFAULT_CASES = {
     "p20": ("hard values", "odd sizes", "1 x 129", "3 x 257", "expanded", "huge logits"),
     "p22": ("hard values", "odd sizes", "wide", "many rows", "expanded"),
@@ -99,7 +101,7 @@ def make_id(wrong):
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("kernel", KERNELS, ids=make_id)
+@pytest.mark.parametrize("kernel", WRONG_KERNELS, ids=make_id)
 @pytest.mark.usefixtures("recorded")
 def test_wrong_kernel_is_rejected(kernel):
     gates = [g.id for g in find_puzzle(kernel.puzzle).kernel_gates if g.variant == find_variant(kernel)]
@@ -116,7 +118,7 @@ def test_wrong_kernel_is_rejected(kernel):
     "wrong",
     [
         pytest.param(w, marks=[pytest.mark.compiles] if w.puzzle == "p26" else [], id=make_id(w))
-        for w in PYTHON
+        for w in WRONG_PYTHON_FILES
     ],
 )
 def test_wrong_python_file_is_rejected(wrong, monkeypatch):
@@ -136,7 +138,7 @@ def test_wrong_python_file_is_rejected(wrong, monkeypatch):
 
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_zoo_covers_every_gate(name):
-    puzzle, entries = find_puzzle(name), [wrong for wrong in WRONG if wrong.puzzle == name]
+    puzzle, entries = find_puzzle(name), [wrong for wrong in WRONG_SOLUTIONS if wrong.puzzle == name]
     for rung in puzzle.rungs:
         covered = {wrong.gate for wrong in entries if wrong.target_rung == rung}
         assert covered == {*rung.gates} or (name, rung.id) in COVERED_BY_KERNELS, rung.id
@@ -171,7 +173,7 @@ def test_wrong_kernel_fails_the_command_line(puzzle):
     assert wrong & {"forward", "db", "dW", "dgamma", "dx"} == {kernel.gate, *kernel.also}
 
 
-GOOD = """\
+VALID_ENTRY = """\
 story = "A story."
 gate = "dx"
 mistake = "m"
@@ -189,7 +191,7 @@ def write_toml(folder, text):
 
 def test_edit_changes_only_the_copy(tmp_path, solution):
     before = {file: file.read_text() for file in solution.files}
-    package = zoo.read_entry(write_toml(tmp_path, GOOD), "p22").copy_package(tmp_path / "op")
+    package = zoo.read_entry(write_toml(tmp_path, VALID_ENTRY), "p22").copy_package(tmp_path / "op")
     names = [file.relative_to(solution.path) for file in solution.files]
     changed = [str(n) for n in names if (package.path / n).read_text() != before[solution.path / n]]
     assert changed == ["layernorm_linear.mojo"]
@@ -199,7 +201,7 @@ def test_edit_changes_only_the_copy(tmp_path, solution):
 
 @pytest.mark.parametrize(("old", "times"), [("no such text", 0), ("var H = ", 10)])
 def test_edit_must_apply_exactly_once(tmp_path, solution, old, times):
-    kernel = zoo.read_entry(write_toml(tmp_path, GOOD.replace("row_rstd * (g - c2", old, 1)), "p22")
+    kernel = zoo.read_entry(write_toml(tmp_path, VALID_ENTRY.replace("row_rstd * (g - c2", old, 1)), "p22")
     count = (solution.path / "layernorm_linear.mojo").read_text().count(old)
     assert (count > 1) == (times > 1)
     with pytest.raises(

@@ -21,13 +21,13 @@ from harness.spec.cases import (
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rounding import round_to_dtype
 
-FOUR = (
+FOUR_AXES = (
     make_tiled_axis("a", 4),
     make_tiled_axis("b", 8, 100, 200, 300),
     make_listed_axis("c", 1, 2),
     make_tiled_axis("d", 16),
 )
-AXES = {"p19": p19.AXES, "p20": p20.AXES, "p23": p23.AXES, "p24": p24.AXES, "four": FOUR}
+AXES = {"p19": p19.AXES, "p20": p20.AXES, "p23": p23.AXES, "p24": p24.AXES, "four": FOUR_AXES}
 
 
 def list_classes(axis, size: int) -> list[str]:

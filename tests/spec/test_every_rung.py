@@ -39,7 +39,7 @@ def test_python_solution_passes_and_untouched_file_is_unsolved(name, rung, tmp_p
     assert {result.state for result in checker.check(untouched)} == {"unsolved"}
 
 
-IN_MOJO = [name for name in list_puzzle_names() if find_puzzle(name).mojo_rung]
+MOJO_PUZZLES = [name for name in list_puzzle_names() if find_puzzle(name).mojo_rung]
 SEPARATELY_TESTED_KERNELS = ("p22", "p23", "p24")
 """Puzzles with tests of the kernels in more cases elsewhere."""
 
@@ -58,7 +58,7 @@ def list_orders(folder, tests):
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
 @pytest.mark.parametrize(
-    "name", [name for name in IN_MOJO if name not in (*SEPARATELY_TESTED_KERNELS, "p19", "p28")]
+    "name", [name for name in MOJO_PUZZLES if name not in (*SEPARATELY_TESTED_KERNELS, "p19", "p28")]
 )
 def test_solution_kernels_pass_on_the_virtual_gpu(name, dtype):
     """The kernels of puzzles 19 and 28 are covered by other tests."""
@@ -70,7 +70,7 @@ def test_solution_kernels_pass_on_the_virtual_gpu(name, dtype):
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("name", [name for name in IN_MOJO if name not in ("p19", "p22", "p28")])
+@pytest.mark.parametrize("name", [name for name in MOJO_PUZZLES if name not in ("p19", "p22", "p28")])
 def test_provided_kernels_compile_and_are_unsolved(name, tmp_path):
     blanks.generate_problems(roots.get_solutions() / name, tmp_path / name)
     assert {r.state for r in Checker(find_puzzle(name)).check(tmp_path / name / "op")} == {"unsolved"}

@@ -12,8 +12,8 @@ from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.derivation import Mistake
 from harness.spec.puzzle import Puzzle
 
-OF_KERNELS = [puzzle for puzzle in map(find_puzzle, list_puzzle_names()) if puzzle.mojo_rung]
-OF_OTHER_RUNGS = (*derive_rung.MISTAKES, *derivation.MISTAKES)
+KERNEL_PUZZLES = [puzzle for puzzle in map(find_puzzle, list_puzzle_names()) if puzzle.mojo_rung]
+OTHER_MISTAKES = (*derive_rung.MISTAKES, *derivation.MISTAKES)
 BELOW_BFLOAT16_PRECISION = {"p-rounded-to-float16", "added-in-float16"}
 """Not detectable in bfloat16, which has three bits less than float16."""
 ROUNDED_EXPONENTIALS = {
@@ -35,7 +35,7 @@ def list_cases(puzzle: Puzzle, dtype: str) -> list:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("puzzle", OF_KERNELS, ids=lambda puzzle: puzzle.name)
+@pytest.mark.parametrize("puzzle", KERNEL_PUZZLES, ids=lambda puzzle: puzzle.name)
 def test_known_mistakes_are_rejected(puzzle, dtype):
     reference, cases = Reference(puzzle, dtype, 0), list_cases(puzzle, dtype)
     quantities = [*dict.fromkeys(quantity for call in puzzle.calls for quantity in call.op.writes)]
@@ -44,7 +44,7 @@ def test_known_mistakes_are_rejected(puzzle, dtype):
         return any(is_rejected(reference, quantities, mistake, case) for case in cases)
 
     assert not is_detected(Mistake("none", "without a mistake", {}))
-    survivors = {m.id for m in puzzle.mistakes if m not in OF_OTHER_RUNGS and not is_detected(m)}
+    survivors = {m.id for m in puzzle.mistakes if m not in OTHER_MISTAKES and not is_detected(m)}
     if dtype in ("bfloat16", "float16"):
         survivors -= ROUNDED_EXPONENTIALS
     assert survivors == UNDETECTED.get(dtype, set()) & {m.id for m in puzzle.mistakes}

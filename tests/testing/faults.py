@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from right_cases import make_integers
+from correct_cases import make_integers
 from torch import Tensor
 from torch.autograd import Function
 from zoo_cases import Arguments

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from correct_cases import list_functions, list_layers, list_public, make_integers
 from faults import KeepsInputs, list_corrected, list_faults
-from right_cases import list_functions, list_layers, list_public, make_integers
 from torch import Tensor
 from zoo_cases import (
     Arguments,
@@ -35,23 +35,25 @@ from harness.testing.problem import make_problem
 from harness.toolchain import roots
 
 RECORD = roots.CHECKOUT / "book" / "records" / "check_backward.csv"
-LINES = [line for line in RECORD.read_text().splitlines() if not line.startswith("#")]
-RECORDED = {row["wrong"]: row for row in csv.DictReader(LINES)}
+RECORD_LINES = [line for line in RECORD.read_text().splitlines() if not line.startswith("#")]
+RECORDED_ROWS = {row["wrong"]: row for row in csv.DictReader(RECORD_LINES)}
 REPORTS = reports()
 WRONG = {case.name: case for case in [*list_wrong_ops(), *list_faults()]}
-RIGHT = [*list_layers(), *list_functions(), *list_public()]
-SLOW = ("compile", "thousands of rows", "larger than a block", "gradcheck")
+CORRECT = [*list_layers(), *list_functions(), *list_public()]
+SLOW_CHECKS = ("compile", "thousands of rows", "larger than a block", "gradcheck")
 """Slow checks, or those that load the compiler."""
 SHAPES = {"x": ("N", "H"), "w": ("H",)}
 
 
-def run_case(case: Arguments, **more):
+def run_case(case: Arguments, **options):
     """Return the report for a case."""
-    return check_backward(case.make(), reference=case.reference, inputs=case.inputs, **(case.more | more))
+    return check_backward(
+        case.make(), reference=case.reference, inputs=case.inputs, **(case.options | options)
+    )
 
 
 def test_record_has_every_wrong_function():
-    assert RECORDED.keys() == WRONG.keys()
+    assert RECORDED_ROWS.keys() == WRONG.keys()
     counts = [
         len(list(wrong))
         for wrong in (list_p21(), list_p20(), list_registrations(), list_p23(), list_p24(), list_faults())
@@ -64,7 +66,7 @@ def test_number_of_correct_functions():
         len({case.name for case in list_functions()}) >= 40
         and len({case.name for case in list_public()}) >= 15
     )
-    right = [*RIGHT, *list_p21_solutions(), *list_corrected()]
+    right = [*CORRECT, *list_p21_solutions(), *list_corrected()]
     assert len(list_p21_solutions()) == 13 and len(list_corrected()) == 17
     assert len({case.name for case in right}) == 95, "the number in an essay"
     parts = {"Part", "attention_backward", "attention_block", "attention_block_backward", "attention_delta"}
@@ -81,25 +83,25 @@ def destroy_process_group():
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_function_is_rejected_by_the_recorded_try(name):
-    report = run_case(WRONG[name], only=[RECORDED[name]["check_backward"]])
-    assert [attempt.name for attempt in report.wrong] == [RECORDED[name]["check_backward"]], report
-    assert report.mistake == RECORDED[name]["named"]
+def test_wrong_function_is_rejected_by_the_recorded_check(name):
+    report = run_case(WRONG[name], only=[RECORDED_ROWS[name]["check_backward"]])
+    assert [result.name for result in report.wrong] == [RECORDED_ROWS[name]["check_backward"]], report
+    assert report.mistake == RECORDED_ROWS[name]["named"]
     if name in REPORTS:
         assert ("raises" in report.wrong[0].message) == REPORTS[name].get("raises", False)
 
 
-@pytest.mark.parametrize("case", RIGHT, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CORRECT, ids=lambda case: case.name)
 @pytest.mark.usefixtures("destroy_process_group")
 def test_correct_function_passes(case):
-    run_case(case, leave_out=[*SLOW, *case.more.get("leave_out", [])]).raise_if_wrong()
+    run_case(case, leave_out=[*SLOW_CHECKS, *case.options.get("leave_out", [])]).raise_if_wrong()
 
 
 @pytest.mark.parametrize("case", list_p21_solutions(), ids=lambda case: case.name)
 def test_solutions_of_puzzle_21_pass_at_all_sizes(case):
     """Skip autocast, which is not required, and infinite scores, where PyTorch's attention is 0."""
     infinite = ["infinity", "negative infinity"] * (case.name == "p21 attention")
-    run_case(case, leave_out=[*SLOW, "autocast", *infinite]).raise_if_wrong()
+    run_case(case, leave_out=[*SLOW_CHECKS, "autocast", *infinite]).raise_if_wrong()
 
 
 @pytest.mark.parametrize("case", list_corrected(), ids=lambda case: case.name)
@@ -111,9 +113,9 @@ def test_corrected_reports_pass(case):
 @pytest.mark.slow
 @pytest.mark.usefixtures("destroy_process_group")
 @pytest.mark.parametrize("list_cases", [list_layers, list_functions, list_public])
-def test_correct_function_passes_the_slow_tries(list_cases):
+def test_correct_function_passes_the_slow_checks(list_cases):
     for case in list_cases():
-        report = run_case(case, only=SLOW)
+        report = run_case(case, only=SLOW_CHECKS)
         assert report.ok, (case.name, report)
 
 
@@ -142,10 +144,10 @@ OPS = {
 }
 
 
-def make_mistaken(op: str, number: int, formula, wrong: str):
+def make_wrong_op(op: str, number: int, formula, wrong: str):
     """Create an op with a mistake in the gradient of one input."""
 
-    class Mistaken(torch.autograd.Function):
+    class WrongBackward(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *tensors):
             ctx.save_for_backward(*tensors)
@@ -163,7 +165,7 @@ def make_mistaken(op: str, number: int, formula, wrong: str):
                 expected[number] = formula([t.detach() for t in leaves], dy, wrong)
             return tuple(expected)
 
-    return Mistaken.apply
+    return WrongBackward.apply
 
 
 MISTAKES = [
@@ -180,10 +182,10 @@ NAMED_OPS = (
     list(zip(NAMED_OPS, MISTAKES, strict=True)),
     ids=lambda value: value if isinstance(value, str) else value[3],
 )
-def test_known_mistake_is_named(op, mistake):
+def test_known_mistake_is_identified(op, mistake):
     number, formula, wrong, words = mistake
     reference, inputs = OPS[op]
-    report = report_on(make_mistaken(op, number, formula, wrong), inputs, reference, only=["plain"])
+    report = report_on(make_wrong_op(op, number, formula, wrong), inputs, reference, only=["plain"])
     assert report.mistake == f"the gradient of {list(inputs)[number]} equals the reference {words}", report
 
 
@@ -201,7 +203,7 @@ GENERAL = [
 @pytest.mark.parametrize(
     ("backward", "name"), GENERAL, ids=lambda value: value if isinstance(value, str) else None
 )
-def test_general_mistakes_are_named(backward, name):
+def test_general_mistakes_are_identified(backward, name):
     symmetric = torch.tensor([[1.0, 2.0, 3.0], [2.0, -1.0, 4.0], [3.0, 4.0, 0.5]])
     inputs = {"x": (3, 3), "w": symmetric}
     wrong = make_scale(lambda ctx, dy: backward(*ctx.saved_tensors, dy))
@@ -216,7 +218,7 @@ def test_random_results_are_reported():
     assert not_a_number.wrong and not_a_number.mistake == ""
 
 
-def test_ignored_output_gradient_is_named():
+def test_ignored_output_gradient_is_identified():
     """The gradients also differ by a constant factor, the output gradient."""
 
     class Loss(torch.autograd.Function):
@@ -295,8 +297,10 @@ def make_scale(backward) -> type[Scale]:
     return type("Wrong", (Scale,), {"backward": staticmethod(backward)})
 
 
-def report_on(function, inputs=SHAPES, reference=torch.mul, **more):
-    return check_backward(function, reference=reference, inputs=inputs, **{"leave_out": SLOW, **more})
+def report_on(function, inputs=SHAPES, reference=torch.mul, **options):
+    return check_backward(
+        function, reference=reference, inputs=inputs, **{"leave_out": SLOW_CHECKS, **options}
+    )
 
 
 def test_assertion_contains_the_report():
@@ -314,7 +318,7 @@ def test_assertion_contains_the_report():
 def test_report_lists_the_tries():
     report = report_on(Scale.apply)
     assert report.ok and "the same bits in two runs" in str(report)
-    assert "another stream" not in [attempt.name for attempt in report.select("right")], (
+    assert "another stream" not in [result.name for result in report.select("right")], (
         "not available on a CPU"
     )
 
@@ -329,14 +333,14 @@ def narrow(x, w):
 def test_function_may_support_a_single_dtype():
     report = report_on(narrow)
     assert report.ok and report.where.startswith("float32")
-    assert {attempt.name for attempt in report.select("refused")} == {"float64", "bfloat16", "float16"}
+    assert {result.name for result in report.select("refused")} == {"float64", "bfloat16", "float16"}
     assert "refused: float64: TypeError: float32 only" in str(report)
     alone = report_on(narrow, only=["float64"])
     assert str(alone).startswith("right in no check, float32 on cpu")
     strict = report_on(narrow, allow_refusal=False)
-    assert {attempt.name for attempt in strict.wrong} == {"float64", "bfloat16", "float16"}
+    assert {result.name for result in strict.wrong} == {"float64", "bfloat16", "float16"}
     some = report_on(narrow, allow_refusal=["float64"])
-    assert {attempt.name for attempt in some.wrong} == {"bfloat16", "float16"}
+    assert {result.name for result in some.wrong} == {"bfloat16", "float16"}
     assert report_on(narrow, dtypes=[torch.float32], allow_refusal=False).ok
 
 
@@ -361,7 +365,7 @@ def test_any_subgradient_at_a_kink_is_accepted():
 
     assert report_on(other, {"x": ("N", "H")}, F.relu).ok
     strict = report_on(other, {"x": ("N", "H")}, F.relu, subgradients=False)
-    assert "zeros" in [attempt.name for attempt in strict.wrong]
+    assert "zeros" in [result.name for result in strict.wrong]
 
 
 def test_module_parameters_are_inputs():
@@ -379,7 +383,7 @@ def test_module_parameters_are_inputs():
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("options", "message"),
     [
         ({"only": ["nonsense"]}, "there is no check nonsense; there are plain, "),
         ({"allow_refusal": ["float46"]}, "there is no check float46; there are plain, "),
@@ -416,9 +420,9 @@ def test_module_parameters_are_inputs():
         ({"reference": lambda x, w: (x * w).detach()}, "no output of the reference has a gradient"),
     ],
 )  # fmt: skip
-def test_invalid_arguments_are_rejected(more, message):
+def test_invalid_arguments_are_rejected(options, message):
     with pytest.raises(ValueError, match=message) as raised:
-        check_backward(**{"function": Scale.apply, "reference": torch.mul, "inputs": SHAPES, **more})
+        check_backward(**{"function": Scale.apply, "reference": torch.mul, "inputs": SHAPES, **options})
     assert "\n" not in str(raised.value)
 
 
@@ -466,13 +470,13 @@ def test_buffers_shared_between_calls_are_reported():
     gradient = make_scale(
         lambda ctx, dy: (dy * ctx.saved_tensors[1], share((dy * ctx.saved_tensors[0]).sum(0)))
     )
-    (tried,) = report_on(gradient.apply, only=["alternating calls"]).wrong
-    assert "before the results are read" in tried.message or "the gradient of w at [" in tried.message
+    (result,) = report_on(gradient.apply, only=["alternating calls"]).wrong
+    assert "before the results are read" in result.message or "the gradient of w at [" in result.message
     result = type(
         "Result", (Scale,), {"forward": staticmethod(lambda ctx, x, w: share(Scale.forward(ctx, x, w)))}
     )
-    (tried,) = report_on(result.apply, only=["alternating calls"]).wrong
-    assert tried.message == "a later call overwrites an earlier result"
+    (result,) = report_on(result.apply, only=["alternating calls"]).wrong
+    assert result.message == "a later call overwrites an earlier result"
 
 
 def test_second_derivative_uses_unmodified_inputs():
@@ -503,11 +507,11 @@ def test_parameter_without_gradient_is_reported():
 def test_skipped_comparison_is_reported_once_per_tensor():
     """In 16 bits the sum's terms cancel."""
     large = lambda x: (x * 1e4 + x - x * 1e4).sum(-1)  # noqa: E731
-    (tried,) = report_on(large, {"x": ("N", "H")}, large, only=["bfloat16"]).results
-    assert tried.state == "dropped"
+    (result,) = report_on(large, {"x": ("N", "H")}, large, only=["bfloat16"]).results
+    assert result.state == "dropped"
     assert (
-        tried.message.startswith("the result (PyTorch's own error is ")
-        and tried.message.count("the result") == 1
+        result.message.startswith("the result (PyTorch's own error is ")
+        and result.message.count("the result") == 1
     )
 
 
@@ -521,14 +525,14 @@ def test_module_with_a_function_as_reference():
         device=torch.device("cpu"),
     )
     assert "the module's parameters are not checked" in str(report)
-    assert [attempt.name for attempt in report.select("right")] == ["plain", "bfloat16", "deepcopy"]
+    assert [result.name for result in report.select("right")] == ["plain", "bfloat16", "deepcopy"]
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKS if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in CHECKS if name not in SLOW_CHECKS])
 def test_each_try_can_be_selected(name):
-    names = {attempt.name for attempt in report_on(Scale.apply, leave_out=[*SLOW, name]).results}
+    names = {result.name for result in report_on(Scale.apply, leave_out=[*SLOW_CHECKS, name]).results}
     assert name not in names
-    assert [attempt.name for attempt in report_on(Scale.apply, only=[name], leave_out=()).results] == [name]
+    assert [result.name for result in report_on(Scale.apply, only=[name], leave_out=()).results] == [name]
 
 
 def test_baseline_error_covers_other_summation_orders():
@@ -550,7 +554,7 @@ def test_inputs_and_gradient_with_equal_strides_are_tried():
         return coming.view(dy.shape) * w, (dy * x).flatten(0, -2).sum(0)
 
     report = report_on(make_scale(backward).apply)
-    assert [attempt.name for attempt in report.wrong] == ["layout of the gradient"]
+    assert [result.name for result in report.wrong] == ["layout of the gradient"]
     assert report.wrong[0].message.startswith("where inputs and gradient are not contiguous (transposed)")
 
 
@@ -575,7 +579,7 @@ def test_lost_cuda_context_stops_further_tries(monkeypatch):
     words = iter(["", "device-side assert triggered"])
     monkeypatch.setattr(harness.testing, "find_lost_context", lambda device: next(words))
     report = report_on(Scale.apply)
-    assert [attempt.name for attempt in report.results] == ["plain", "written to"]
+    assert [result.name for result in report.results] == ["plain", "written to"]
     assert report.wrong[0].message == "the CUDA context is lost: device-side assert triggered"
 
 

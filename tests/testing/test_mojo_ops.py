@@ -15,37 +15,37 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux"),
 ]
-ADDS = "dw[unsafe_offset=column] += total"
-ATOMIC = (
+RACY_ADDITION = "dw[unsafe_offset=column] += total"
+ATOMIC_ADDITION = (
     'Atomic[Float32, scope="device"].fetch_add[ordering=Ordering.RELAXED](dw.unsafe_offset(column), total)'
 )
-RIGHT = {
-    ADDS: f"_ = {ATOMIC}",
+CORRECT_SOURCES = {
+    RACY_ADDITION: f"_ = {ATOMIC_ADDITION}",
     "import extensibility\n": "import extensibility\nfrom std.atomic import Atomic, Ordering\n",
 }
-FAULTS = {
-    "right": RIGHT,
-    "mean": RIGHT | {"total += dy": "total += 1 / Float32(rows) * dy"},
+BUGGY_OPS = {
+    "right": CORRECT_SOURCES,
+    "mean": CORRECT_SOURCES | {"total += dy": "total += 1 / Float32(rows) * dy"},
     "race": {},
-    "bounds": RIGHT | {"if column < Int(columns):": "if column <= Int(columns):"},
+    "bounds": CORRECT_SOURCES | {"if column < Int(columns):": "if column <= Int(columns):"},
 }
-"""Fault -> source, from edits of the book's example, which has the race."""
+"""Bug -> source, from edits of the book's example, which has the race."""
 SHAPES = {"x": ("N", "H"), "w": ("H",)}
-LONG = ("compile", "thousands of rows", "gradcheck")
+SLOW_CHECKS = ("compile", "thousands of rows", "gradcheck")
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """A package with a pair of ops for each fault."""
+    """A package with a pair of ops for each bug."""
     folder = tmp_path_factory.mktemp("own") / "ops"
     folder.mkdir()
     text = (roots.CHECKOUT / "book" / "examples" / "own_ops" / "scale.mojo").read_text()
-    for name, edits in FAULTS.items():
+    for name, edits in BUGGY_OPS.items():
         edited = text.replace('register("scale', f'register("{name}')
         for old, new in edits.items():
             edited = edited.replace(old, new)
         (folder / f"{name}.mojo").write_text(edited)
-    ops = [f"from .{name} import Scale as {name}, ScaleBackward as {name}_backward" for name in FAULTS]
+    ops = [f"from .{name} import Scale as {name}, ScaleBackward as {name}_backward" for name in BUGGY_OPS]
     (folder / "__init__.mojo").write_text("\n".join([*ops, ""]))
     return folder
 
@@ -54,8 +54,8 @@ def make_contiguous(*tensors):
     return [t.detach().contiguous() for t in tensors]
 
 
-def make_scale(package, fault):
-    """Create x * w with the faulty backward op selected by `fault`."""
+def make_scale(package, bug):
+    """Create x * w with the backward op that has the `bug`."""
     ops = MojoOps(package)
 
     class Scale(torch.autograd.Function):
@@ -71,22 +71,22 @@ def make_scale(package, fault):
         def backward(ctx, dy):
             x, w = ctx.saved_tensors
             dx, dw = x.new_empty(x.shape), w.new_empty(w.shape)
-            getattr(ops, f"{fault}_backward")(dx, dw, *make_contiguous(dy, x, w))
+            getattr(ops, f"{bug}_backward")(dx, dw, *make_contiguous(dy, x, w))
             return dx, dw
 
     return Scale.apply
 
 
-def report_on(package, fault, dtypes=(torch.float32,), **more):
+def report_on(package, bug, dtypes=(torch.float32,), **options):
     return check_backward(
-        make_scale(package, fault), reference=torch.mul, inputs=SHAPES, dtypes=dtypes, **more
+        make_scale(package, bug), reference=torch.mul, inputs=SHAPES, dtypes=dtypes, **options
     )
 
 
 def test_correct_ops_pass(package):
-    report = report_on(package, "right", leave_out=LONG)
+    report = report_on(package, "right", leave_out=SLOW_CHECKS)
     report.raise_if_wrong()
-    assert "races and memory" in [tried.name for tried in report.select("right")]
+    assert "races and memory" in [result.name for result in report.select("right")]
     assert "float32 on the virtual GPU (sm_90a)" in str(report) and not Worker.workers
 
 
@@ -98,8 +98,8 @@ def test_wrong_kernel_is_rejected(package):
 
 def test_race_is_rejected(package):
     wrong = {
-        tried.name: tried.message
-        for tried in report_on(
+        result.name: result.message
+        for result in report_on(
             package, "race", only=["no_grad", "layout of the gradient", "races and memory"]
         ).wrong
     }
@@ -109,7 +109,7 @@ def test_race_is_rejected(package):
 @pytest.mark.slow
 def test_out_of_bounds_address_is_rejected(package):
     report = report_on(package, "bounds", only=["graph used twice", "races and memory"])
-    wrong = {tried.name: tried.message for tried in report.wrong}
+    wrong = {result.name: result.message for result in report.wrong}
     assert "in bounds_backward: out-of-bounds load at " in wrong["races and memory"]
 
 

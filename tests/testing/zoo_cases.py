@@ -25,7 +25,7 @@ class Arguments:
     make: Callable[[], Callable[..., object]]
     reference: Callable[..., object]
     inputs: dict[str, Any]
-    more: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 ROWS = (..., "H")

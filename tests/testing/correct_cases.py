@@ -32,9 +32,9 @@ def make_positive(*names: str):
     )
 
 
-def compare_with_itself(name: str, function, inputs: dict | None = None, **more) -> Arguments:
+def compare_with_itself(name: str, function, inputs: dict | None = None, **options) -> Arguments:
     """Create a case that compares a PyTorch function with itself, to test the tolerance."""
-    return Arguments(name, lambda: function, function, inputs or {"x": ROWS}, more)
+    return Arguments(name, lambda: function, function, inputs or {"x": ROWS}, options)
 
 
 IMAGE = ("N", 2, 8, 8)

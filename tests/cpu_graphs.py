@@ -1,7 +1,7 @@
-"""The CPU graphs of puzzle 22 that several tests share, compiled as one unit.
+"""Provide the CPU graphs of puzzle 22 that several tests share, compiled as one unit.
 
-Compile time is nearly all per unit: one graph takes as long as a dozen together. They are kept in the
-workbook's cache, where processes that the tests start find them too.
+Compiling a dozen graphs together takes little longer than compiling one. They are stored in the workbook's
+cache, which processes started by the tests also use.
 """
 
 import functools
@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def make_unbound_call(op, parameters=()):
-    """Return a call with a new symbol for every size, so that the op compares sizes; arguments are OP/NAME."""
+    """Return a call with a new symbol for each size, so that the op compares sizes; arguments are OP/NAME."""
     from harness.spec.ops import Argument, Call
 
     symbols = (f"{op.name}_{number}" for number in itertools.count())
@@ -38,7 +38,8 @@ def get_dtype(graph: str) -> str:
 
 
 def load_in_one_unit(name: str, package, calls: dict) -> "Units":
-    """Compile the graphs `calls` as one unit, and the float16 ones, which only slow tests use, as a second one on demand.
+    """Compile the graphs `calls` as one unit, and the float16 ones, which only slow tests use, as a second
+    one on demand.
 
     The first process of the run compiles them, the others load them.
     """
@@ -76,9 +77,9 @@ class Units(dict):
 
 @pytest.fixture(scope="session")
 def cpu_graphs() -> Callable:
-    """Return a function that returns puzzle 22's graphs by name.
+    """Return a function that maps names to puzzle 22's graphs.
 
-    The names are DTYPE (the default variants, as the command line runs them in float32), unbound, and the
+    The names are dtypes, for the default variants (those of the command line in float32), "unbound", and the
     benchmark's candidates.
     """
     return functools.cache(load_cpu_graphs)

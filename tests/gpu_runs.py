@@ -60,7 +60,7 @@ def list_changes_since(record: dict) -> list[str]:
 
 
 def list_gpus() -> list[str]:
-    """List the names of available GPUs."""
+    """Return the names of the available GPUs."""
     import torch
 
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

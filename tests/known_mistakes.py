@@ -36,7 +36,8 @@ def is_rejected(reference: Reference, quantities: Sequence[str], mistake: Mistak
 def diagnose_values(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] = (), dtype: str = "float32"):
     """Diagnose a kernel that writes `wrong(derivation)` for a quantity, rounded once, with NumPy only.
 
-    The truth is the puzzle's longdouble reference, the baseline its rounded values; `cases` names some.
+    The truth is the puzzle's longdouble reference, the baseline its rounded values; `cases` are names of
+    cases.
     """
     evidence = []
     for case in puzzle.list_cases(None):

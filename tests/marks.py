@@ -1,8 +1,8 @@
-"""Marks tests that are slow by rule, and groups tests that share a process: those of a file, of files that
-share slow compilations, and of a puzzle's wrong solutions in Python.
+"""Mark slow tests, and group the tests that run in one process: those of a file, of files that share slow
+compilations, and of a puzzle's wrong solutions in Python.
 
-Slow by rule are tests that compile the same code again, in float16 if there is a bfloat16 twin or with another
-seed than the first, and all but one of a gate's wrong solutions.
+The slow tests are those that compile the same code again (in float16 if there is the same test in bfloat16,
+or with a second seed), and all but one of a gate's wrong solutions.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Record together the kernels that tests of several files check, because a program takes longer to start than a package.
+"""Record the kernels that tests of several files check in one program, because starting a program is slow.
 
-Such a file's `list_orders` returns by any name what to record, of the solution or of packages that it writes
-into a folder, for its selected tests. The tests use the fixture `recorded`.
+Each of these files defines `list_orders`, which maps any name to a recording request for its selected tests,
+of the solution or of packages that it writes to a folder. The tests use the fixture `recorded`.
 """
 
 from contextlib import suppress
@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items):
 
 
 def make_order(puzzle: str, cases, variants, package=None, dtype: str = "float32") -> Any:
-    """Return the order of a package, by default the solution, for the sizes of some cases."""
+    """Return the recording request of a package (default: the solution) for the sizes of some cases."""
     from harness.devices.recorder import RecordRequest
     from harness.toolchain import roots
 
@@ -28,7 +28,7 @@ def make_order(puzzle: str, cases, variants, package=None, dtype: str = "float32
 
 @pytest.fixture(scope="session")
 def orders(request, tmp_path_factory) -> dict[Any, dict[str, Any]]:
-    """Record the orders of all selected files in the cache, where checkers find them; return them by file and name."""
+    """Record the requests of all selected files in the cache that checkers use; return them by file and name."""
     from harness.devices.recorder import record_many
     from harness.errors import CompileFailed
 

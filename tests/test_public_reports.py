@@ -129,7 +129,7 @@ def write_by_numpy(x):
 
 
 def add_by_numpy(x):
-    """Add to a NumPy view in place."""
+    """Add a number in place through a NumPy view."""
     view = x.detach().numpy()
     view += 1
 

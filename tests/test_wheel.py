@@ -77,10 +77,11 @@ def test_wheel_can_include_built_libraries(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The Python of a new environment with the wheel; torch and MAX are imported from this environment.
+    """Python interpreter of a new environment with the wheel; torch and MAX are imported from this
+    environment.
 
-    The .pth files of a folder that a .pth file names are not read, so this environment's editable install of
-    the checkout is not on the path.
+    The new environment lists this one's folder in a .pth file. Python does not read .pth files in such a
+    folder, so the editable install of the checkout is not on the path.
     """
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", folder)

@@ -2,12 +2,12 @@
 
     pytestmark = pytest.mark.on_virtual_gpu("attention")
 
-The mark's arguments are the layers to load; their operators then accept the tests' CPU tensors, which are in
-pinned memory, and the virtual GPU checks every access of their kernels. Operators are C++
-that calls Mojo kernels, built in the workbook's cache. `arch="sm_80"` selects another GPU.
+The mark's arguments are the layers to load. Their operators are built to accept CPU tensors, which are
+allocated in pinned memory, and the virtual GPU checks every access of their kernels. `arch="sm_80"` selects
+another GPU.
 
 The collecting process starts pytest under `vgpu exec` for a file's selected tests, and relays each outcome.
-Tests also fail if the virtual GPU reports a finding. The fixture `launch_log` lists launches.
+Tests also fail if the virtual GPU reports a finding. The fixture `launch_log` lists the launches.
 
 The fixture `device` is "cpu" in that process. `tests/gpu_runs.py` runs the same tests on a GPU: "cuda".
 """
@@ -52,11 +52,11 @@ class Launch:
 
 
 PINNED_LIBRARY: dict[str, ctypes.CDLL] = {}
-"""Contains the pinned-memory allocator after it is loaded."""
+"""The loaded library with the pinned-memory allocator, if any."""
 
 
 class LaunchLog:
-    """The virtual GPU's launches since the start of the test, or since `clear`."""
+    """Launches on the virtual GPU since the start of the test or the last `clear`."""
 
     def __init__(self):
         self.clear()
@@ -166,7 +166,7 @@ class Failure(Exception):
 
 
 class RelayedTest(pytest.Item):
-    """A test whose outcome comes from a process on the virtual GPU."""
+    """A test whose outcome is reported by a process on the virtual GPU."""
 
     origin: pytest.Item
 

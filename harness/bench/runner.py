@@ -372,8 +372,8 @@ def format_times(times: list[float]) -> Row:
 def compute_ratios(name: str, times: dict[str, list[float]], floor: str, fastest_peer: str) -> Row:
     """Return a candidate's median ratios over the rounds; omit ratios of launch-bound times."""
 
-    def is_conclusive(entry: str) -> bool:
-        return entry in times and statistics.median(times[entry]) >= LAUNCH_BOUND_US
+    def is_conclusive(candidate: str) -> bool:
+        return candidate in times and statistics.median(times[candidate]) >= LAUNCH_BOUND_US
 
     row: Row = {"fastest_peer": fastest_peer}
     if not is_conclusive(name):

@@ -13,7 +13,7 @@ from harness.vgpu.checks.findings import format_count
 
 
 def main(arguments: list[str]) -> int:
-    """Work on puzzles. Exit codes: 0 done; 1 a file is missing or out of date; 2 bad use."""
+    """Work on puzzles. Exit codes: 0 done; 1 a file is missing or out of date; 2 usage error."""
     parser = Parser(prog="workbook dev", description=main.__doc__)
     commands = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     new_parser = commands.add_parser("new", help=write_new.__doc__, description=write_new.__doc__)
@@ -24,15 +24,15 @@ def main(arguments: list[str]) -> int:
         "--mutants", action="store_true", help="check solutions with one mistake each, list those that pass"
     )
     check_parser.add_argument(
-        "--rung", action="append", help="with --mutants: of this rung alone (may be repeated)"
+        "--rung", action="append", help="with --mutants: only this rung (may be repeated)"
     )
     check_parser.add_argument(
-        "--most", type=int, metavar="N", help="with --mutants: so many of each rung, drawn by --seed"
+        "--most", type=int, metavar="N", help="with --mutants: at most N of each rung, sampled with --seed"
     )
-    check_parser.add_argument("--seed", type=int, default=0, help="with --most: another draw")
+    check_parser.add_argument("--seed", type=int, default=0, help="with --most: the seed of the sample")
     generate_parser = commands.add_parser("generate", help=generate.__doc__, description=generate.__doc__)
     generate_parser.add_argument("--check", action="store_true", help="write nothing, print the difference")
-    generate_parser.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
+    generate_parser.add_argument("--force", action="store_true", help="overwrite edited blanks")
     format_parser = commands.add_parser("format", help=format_files.__doc__, description=format_files.__doc__)
     format_parser.add_argument("--check", action="store_true", help="write nothing, print the difference")
     flags = parser.parse_args(arguments)

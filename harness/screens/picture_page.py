@@ -35,7 +35,7 @@ def find_source_line(sentence: story.Sentence) -> list[str] | None:
 
 
 def find_error_blank(picture: Picture) -> str:
-    """Return the fault's blank, so that only its accesses are drawn, or "" to draw the whole launch."""
+    """Return the blank that caused the error, to draw only its accesses, or "" to draw the entire launch."""
     line = picture.line
     return line.blank if line and line.blank in picture.learner.accesses.regions else ""
 

@@ -36,7 +36,7 @@ OVERALL = {
     3: "⏳ UNSOLVED, nothing attempted is wrong",
     6: "✅ CPU CORRECT, GPU NOT RUN",
 }
-"""Status line of a whole run, by exit code."""
+"""Exit code -> status line of a full run."""
 NOT_RUN = "⏭ GPU NOT RUN"
 """Status line of a run if no device runs its kernels."""
 
@@ -592,7 +592,7 @@ def make_repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) 
 
 
 def make_cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> dict[str, object]:
-    """Return case -> printed name -> result as JSON data, for the quantities in `names`."""
+    """Map case -> printed name -> result as JSON data, for the quantities in `names`."""
     return {
         c.case.name: {
             names[q]: select_attributes(result, TENSOR_RESULT)

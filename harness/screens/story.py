@@ -84,9 +84,9 @@ def find_step(picture: Picture, finding: Finding) -> int | None:
 
 
 def describe_path(picture: Picture, error: RootCause) -> Iterator[Sentence]:
-    """Yield the path from the wrong element to the fault: the threads that propagated a wrong value."""
-    for hop in error.chain:
-        write, read = hop.write, hop.read
+    """Yield the path from the wrong element to the cause: the threads that propagated a wrong value."""
+    for link in error.chain:
+        write, read = link.write, link.read
         yield Sentence(
             "way",
             f"{format_thread(picture, write.thread)} writes {format_element(picture, write.element)} from "
@@ -97,7 +97,7 @@ def describe_path(picture: Picture, error: RootCause) -> Iterator[Sentence]:
 
 
 def describe_cause(picture: Picture, error: RootCause) -> Iterator[Sentence]:
-    """Yield what the thread at fault does, and what it should have read."""
+    """Yield the write that caused the error, and the reads that the thread should have made."""
     name, element = format_thread(picture, error.thread), format_element(picture, error.element)
     run = picture.learner.accesses
     write_line = run.get_line(error.step) if error.step is not None else None

@@ -64,7 +64,7 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library, built or not.
+    """A shared library to find, build and load.
 
     Attributes:
         name: The first part of the file's name.

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 ITEM_START = re.compile(r"(?:@|def |struct |trait |comptime |from |import )")
-"""Start of an item, in the first column; a bracket that is still open there was not closed by mistake."""
+"""Start of an item, in the first column; it ends an unclosed bracket of the previous item."""
 ITEM_NAME = re.compile(r"^(?:def|struct|trait|comptime)\s+(\w+)", re.MULTILINE)
 """An item's name, after decorators that may span several lines."""
 IMPORT = re.compile(r"from\s+(?P<module>[\w.]+)\s+import\s+(?P<names>.*)|import\s+(?P<whole>\w+)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""The timing protocol with fake clocks: order and length of turns, ratios and summaries."""
+"""Interleaved timing with fake clocks: order and duration of measurements, ratios and summaries."""
 
 import gc
 import random

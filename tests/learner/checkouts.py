@@ -29,7 +29,7 @@ class Checkout:
         monkeypatch.chdir(path)
 
     def run(self, *arguments: str, say: str = "") -> CommandResult:
-        """Run a command with `say` as typed input."""
+        """Run a command with `say` as standard input."""
         self.monkeypatch.setattr("sys.stdin", io.StringIO(say))
         return run_command(self.capsys, *arguments)
 
@@ -50,7 +50,7 @@ def get_single_error_line(result: CommandResult) -> str:
 
 
 def damage(path: Path, kind: str) -> None:
-    """Damage a file in a realistic way."""
+    """Damage a file as described by `kind`, a key of DAMAGE in test_reset.py or "missing"."""
     text = path.read_text()
     if kind == "one marker deleted":
         path.write_text(text.replace("# BLANK-END dx\n", ""))

@@ -321,7 +321,7 @@ def test_generate_replaces_copies_but_not_learner_files(generated_folders):
 
 
 def damage_link(op, kind: str) -> None:
-    """Damage a package's links in a realistic way."""
+    """Damage a package's links; `kind` is a key of LAYOUT_ERRORS."""
     link = op / "launches.mojo"
     if kind == "added":
         (op / "helper.mojo").write_text("mine\n")

@@ -71,7 +71,7 @@ def compute_with_rounded_means(inputs, dy):
 
 
 def assert_accurate(got, inputs, dy, reference=eager, rounded_truth=None):
-    """Assert errors of at most twice those of `reference` or `rounded_truth`, plus half a unit of rounding."""
+    """Assert that errors are at most twice those of `reference` or `rounded_truth`, plus half an ulp."""
     wide = [t if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
     truth = step(eager, wide, dy.double())
     baseline = step(reference, inputs, dy)

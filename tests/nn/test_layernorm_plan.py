@@ -102,7 +102,7 @@ def test_workspace_fits_aligned_copy_of_W(H, elements):
 @pytest.mark.slow
 @pytest.mark.parametrize("captured", [False, True])
 def test_float32_uses_cublas(captured):
-    """Slow, like the next test: the plan comes from another library of kernels."""
+    """Slow, like the next test, because the plan requires the build of another library."""
     assert select_gemms(4096, 768, 3072, dtype=torch.float32, captured=captured) == CUBLAS
 
 

@@ -28,7 +28,7 @@ def make_order(puzzle: str, cases, variants, package=None, dtype: str = "float32
 
 @pytest.fixture(scope="session")
 def orders(request, tmp_path_factory) -> dict[Any, dict[str, Any]]:
-    """Record the requests of all selected files in the cache that checkers use; return them by file and name."""
+    """Record the requests of all selected files in the checkers' cache; return them by file and name."""
     from harness.devices.recorder import record_many
     from harness.errors import CompileFailed
 

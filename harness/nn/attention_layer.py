@@ -354,20 +354,20 @@ def get_reason_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, drop
     """Return the reason why PyTorch's attention may be faster, according to the records, or None."""
     d = query.shape[-1]
     if not uses_wgmma(query):
-        return "it is faster only in 16 bits on a Hopper"
+        return "the kernels are faster only in 16 bits on Hopper"
     if dropout_p:
-        return "with dropout_p it would draw other numbers than PyTorch's"
+        return "dropout would use other random numbers"
     if not any(d in heads for heads in (FASTER_HEAD_DIMS if attn_mask is None else FASTER_MASKED_HEAD_DIMS)):
-        return f"PyTorch's takes {'' if attn_mask is None else 'attn_mask and '}heads of {d} elements in less time"
+        return f"PyTorch is faster for head dimension {d}{'' if attn_mask is None else ' with attn_mask'}"
     mask_columns = 8 if attn_mask is None else attn_mask.shape[-1]
     if mask_columns == 1 or (attn_mask is not None and attn_mask.dtype != torch.bool and mask_columns % 8):
-        return f"PyTorch's takes an attn_mask of rows of {mask_columns} elements in less time"
+        return f"PyTorch is faster for an attn_mask with {mask_columns} columns"
     lengths = query.shape[-2], key.shape[-2]
     if not all(isinstance(length, int) for length in lengths):
-        return "its lengths are known only when it is called"
+        return "its lengths are symbolic"
     shortest = MIN_FASTER_LENGTH if attn_mask is None else MIN_FASTER_MASKED_LENGTH
     if min(lengths) < shortest:
-        return f"it is measured from {shortest} queries and keys on"
+        return f"it is faster only from {shortest} queries and keys on"
     return None
 
 

@@ -75,7 +75,7 @@ def replace(
         for norm, linear in matches:
             check_pair(norm, linear, modules, use_counts)
             if linear in (other for _, other in replaced_pairs):
-                raise ValueError(f"{linear}: it is in two pairs")
+                raise ValueError(f"{linear}: it occurs in two pairs")
             replaced_pairs.append((norm, linear))
     replacements: dict[str, Any] = {name: IdentityNorm(modules[name]) for name, _ in replaced_pairs}
     for norm, linear in replaced_pairs:
@@ -95,7 +95,7 @@ def check_pair(norm: str, linear: str, modules: dict[str, Any], use_counts: Coun
         if any(value for key, value in vars(module).items() if key == "forward" or key.endswith("_hooks")):
             raise ValueError(f"{name}: it has hooks or an overridden forward")
         if use_counts[id(module)] != 1:
-            raise ValueError(f"{name}: it has {use_counts[id(module)]} places in the model")
+            raise ValueError(f"{name}: it occurs {use_counts[id(module)]} times in the model")
     weight, transposed = modules[linear].weight, LINEAR_CLASSES[get_class_name(modules[linear])]
     shape = (weight.shape[0 if transposed else 1],)
     if modules[norm].normalized_shape != shape:

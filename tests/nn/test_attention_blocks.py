@@ -155,7 +155,7 @@ def test_large_scores_in_parts(score):
 
 @pytest.mark.parametrize("score", [1e2, 1e4, 1e6])
 def test_gradient_error_of_float32_lse_is_bounded(score):
-    """Rounding lse changes each probability by a factor of |lse| 2^-24, which bounds the gradients' errors."""
+    """Rounding lse changes each probability by a factor of |lse| 2^-24, which bounds gradient errors."""
     query, key, value = make_inputs(dtype=torch.float64, S=50, T=9)
     query = score * query
     _, lse = attention_block(query, key, value, Part(scale=1.0))

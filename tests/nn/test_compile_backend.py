@@ -153,7 +153,7 @@ def test_pair_with_inplace_op_between_is_skipped():
     with torch.no_grad():
         torch.testing.assert_close(call(x), model(x))
     assert reports.num_replaced == 0
-    assert "mul_ between the two may change a tensor in place" in reports.reasons[0]
+    assert "mul_ in between may change a tensor in place" in reports.reasons[0]
 
 
 def test_inplace_op_before_a_pair_is_allowed():
@@ -206,7 +206,7 @@ def test_pair_across_a_mode_switch_is_skipped(make_mode, name):
         return m.a(h)
 
     reports = assert_same_as_eager(FunctionModel(body), torch.randn(B, S, H))
-    assert reports.num_replaced == 0 and f"{name} between the two switches a mode" in reports.reasons[0]
+    assert reports.num_replaced == 0 and f"{name} in between switches a mode" in reports.reasons[0]
 
 
 def test_frozen_layer_norm_gets_no_gradient():
@@ -266,7 +266,7 @@ def test_report_has_the_models_layer_names(capfd, monkeypatch):
     assert lines == [
         "mojo_workbook: 1 of 2 Linear layers after a LayerNorm swapped",
         "  swapped  1: 2x3 rows, 8 -> 6, float32",
-        "  left     4: dropout is between LayerNorm and it",
+        "  left     4: dropout is between the LayerNorm and the Linear",
     ]
 
 
@@ -378,7 +378,7 @@ def test_wide_unaligned_head_is_skipped_on_hopper(monkeypatch, outputs, dtype, h
     x = torch.randn(4, 8, dtype=dtype)
     call, reports = compile_model(model, "eager")
     torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
-    reason = "rows of 97 outputs are unaligned; Inductor pads them in less time"
+    reason = "rows of 97 outputs are unaligned; padding by Inductor is faster"
     assert reports.num_replaced == num_replaced and reports.reasons == [reason] * (1 - num_replaced)
 
 
@@ -394,7 +394,7 @@ def test_attention_is_replaced_by_default_where_faster(monkeypatch):
         assert len(report.attentions) + len(report.skipped_attentions) == 3
         return [reason for _, reason in report.skipped_attentions]
 
-    assert list_reasons() == ["it is faster only in 16 bits on a Hopper"] * 3
+    assert list_reasons() == ["the kernels are faster only in 16 bits on Hopper"] * 3
     slower = "get_reason_slower"
     monkeypatch.setattr(attention_layer, slower, lambda q, k, *_: "few" if q.shape[1] == 4 else None)
     assert list_reasons() == ["few"] * 3
@@ -404,7 +404,7 @@ def test_attention_is_replaced_by_default_where_faster(monkeypatch):
     with torch.no_grad():
         call(x)
     assert [reason for _, reason in reports[0].skipped_attentions] == [
-        "without gradients PyTorch's is faster"
+        "PyTorch is faster without gradients"
     ] * 3
 
 
@@ -419,23 +419,23 @@ def make_call(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=Non
     [
         (make_call(), None),
         (make_call(torch.float16, heads=160, queries=4096), None),
-        (make_call(torch.float32), "it is faster only in 16 bits on a Hopper"),
-        (make_call(heads=60), "PyTorch's takes heads of 60 elements in less time"),
+        (make_call(torch.float32), "the kernels are faster only in 16 bits on Hopper"),
+        (make_call(heads=60), "PyTorch is faster for head dimension 60"),
         (make_call(queries=1024, keys=1024, mask=torch.ones(1024)), None),
         (make_call(queries=1024, keys=1031, heads=128, mask=torch.ones(1024, 1031).bool()), None),
-        (make_call(mask=torch.ones(512)), "it is measured from 1024 queries and keys on"),
-        (make_call(mask=torch.ones(1)), "PyTorch's takes an attn_mask of rows of 1 elements in less time"),
+        (make_call(mask=torch.ones(512)), "it is faster only from 1024 queries and keys on"),
+        (make_call(mask=torch.ones(1)), "PyTorch is faster for an attn_mask with 1 columns"),
         (
             make_call(mask=torch.ones(1001)),
-            "PyTorch's takes an attn_mask of rows of 1001 elements in less time",
+            "PyTorch is faster for an attn_mask with 1001 columns",
         ),
         (
             make_call(heads=200, mask=torch.ones(512)),
-            "PyTorch's takes attn_mask and heads of 200 elements in less time",
+            "PyTorch is faster for head dimension 200 with attn_mask",
         ),
-        (make_call(dropout_p=0.1), "with dropout_p it would draw other numbers than PyTorch's"),
-        (make_call(heads=128), "PyTorch's takes heads of 128 elements in less time"),
-        (make_call(keys=511), "it is measured from 512 queries and keys on"),
+        (make_call(dropout_p=0.1), "dropout would use other random numbers"),
+        (make_call(heads=128), "PyTorch is faster for head dimension 128"),
+        (make_call(keys=511), "it is faster only from 512 queries and keys on"),
     ],
 )
 def test_attention_is_skipped_where_pytorch_is_faster(call, reason, monkeypatch):

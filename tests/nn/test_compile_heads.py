@@ -138,12 +138,12 @@ def reuse_logits(m, x, t):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (return_logits, "its logits are returned"),
-        (reuse_logits, "square reads its logits too"),
-        (modify_between, "mul_ between the two may change a tensor in place"),
-        (exit_autocast_between, "_exit_autocast between the two switches a mode of PyTorch"),
-        (lambda m, x, t: flatten_and_compute_loss(torch.tanh(m.head(x)), t), "tanh is between it and its loss"),
-        (lambda m, x, t: F.cross_entropy(m.head(x).transpose(1, 2), t), "transpose is between it and its loss"),
+        (return_logits, "the graph returns its logits"),
+        (reuse_logits, "square also reads its logits"),
+        (modify_between, "mul_ in between may change a tensor in place"),
+        (exit_autocast_between, "_exit_autocast in between switches a mode of PyTorch"),
+        (lambda m, x, t: flatten_and_compute_loss(torch.tanh(m.head(x)), t), "tanh is between the Linear and its loss"),
+        (lambda m, x, t: F.cross_entropy(m.head(x).transpose(1, 2), t), "transpose is between the Linear and its loss"),
         (lambda m, x, t: F.cross_entropy(m.head(x).view(-1, V)[:3], t.view(-1)[:3]),
          "its logits are reshaped, then sliced"),
         (lambda m, x, t: flatten_and_compute_loss(m.head(x).bfloat16().float(), t), "its logits are cast to bfloat16"),
@@ -154,7 +154,7 @@ def reuse_logits(m, x, t):
         (lambda m, x, t: F.cross_entropy(m.head(x).view(-1, V), torch.softmax(x @ m.w, -1).view(-1, V)),
          "its targets are float32, not classes"),
         (lambda m, x, t: F.cross_entropy(m.head(x)[:, :, None].view(-1, V, 1), t.view(-1, 1)),
-         "view is between it and its loss"),
+         "view is between the Linear and its loss"),
         (lambda m, x, t: F.cross_entropy(torch.addmm(m.c, x.view(-1, H), m.w, beta=2), t.view(-1)), "beta is 2"),
     ],
 )  # fmt: skip
@@ -209,7 +209,7 @@ def test_small_logits_are_skipped_by_default(monkeypatch):
     monkeypatch.undo()
     call, reports = compile_model(Model(compute_head_loss), "eager", head=None)
     call(x, t)
-    assert reports[0].skipped_heads == [("head", "its logits take less than 32 MiB")]
+    assert reports[0].skipped_heads == [("head", "its logits are smaller than 32 MiB")]
 
 
 def test_head_after_layer_norm_is_fused_with_loss_or_norm():

@@ -192,10 +192,10 @@ def repeat_norm(model: nn.Sequential) -> nn.Sequential:
         ),
         (add_hook(make_pair(), 0), [("0", "1")], "0: it has hooks or an overridden forward"),
         (add_hook(make_pair(), 1), [("0", "1")], "1: it has hooks or an overridden forward"),
-        (repeat_norm(make_pair()), [("0", "1")], "0: it has 2 places in the model"),
+        (repeat_norm(make_pair()), [("0", "1")], "0: it occurs 2 times in the model"),
         (make_pair(None, nn.Dropout(), nn.Linear(H, H)), [("0", "2")], "0: 1 reads it, not 2"),
         (nn.Sequential(make_pair(), nn.Linear(H, H)), [("0.0", "1")], "0.0: 0.1 reads it, not 1"),
-        (make_pair(), [("0", "1"), ("0", "1")], "1: it is in two pairs"),
+        (make_pair(), [("0", "1"), ("0", "1")], "1: it occurs in two pairs"),
     ],
 )
 def test_invalid_pair_raises_and_changes_nothing(model, pairs, error):

@@ -177,7 +177,7 @@ def make_fake_mojo(builds: list, output: str = "", data: bytes = b"") -> Callabl
 
 
 def test_broken_recording_is_rebuilt(monkeypatch, tmp_path, solution):
-    """Without its last three bytes the text can be parsed, because it ends in an argument of the last launch."""
+    """Without its last three bytes the text can be parsed, since it ends in an argument of a launch."""
     text = "//@ package\n//@ case fused 2 3 5 7\n//@ ptx kernel\n.version 8.0\n//@ launch forward kernel 1 1 1 64 1 1 0 05000000 07000000\n"
     builds = []
     monkeypatch.setattr(recorder, "run_mojo", make_fake_mojo(builds, text))

@@ -175,7 +175,7 @@ def get_reason_linear_slower(match: Match) -> str:
     out, H, O = value(match.linear), shape(match.x)[-1], shape(match.linear)[-1]
     unaligned = out.dtype.itemsize == 2 and isinstance(O, int) and O % (VECTOR_BYTES // 2) != 0
     if unaligned and O >= MIN_UNALIGNED_RATIO * H and is_hopper(out.device):
-        return f"rows of {O} outputs are unaligned; Inductor pads them in less time"
+        return f"rows of {O} outputs are unaligned; padding by Inductor is faster"
     return ""
 
 
@@ -197,7 +197,7 @@ def get_reason_slower(node: Node) -> str | None:
 
     query, key, values, mask, dropout_p = get_attention_arguments(node)
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, values))):
-        return "without gradients PyTorch's is faster"
+        return "PyTorch is faster without gradients"
     return attention_layer.get_reason_slower(query, key, mask, dropout_p)
 
 

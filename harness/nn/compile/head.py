@@ -81,7 +81,7 @@ def match_head(
     reason = reason or find_other_reader(path) or explain_unsupported(match) or list_factors(linear)
     reason = reason or find_mutation(nodes[order[linear] + 1 : order[loss]])
     if not reason and not enabled and value(linear).numel() * 4 < MIN_LOGITS_BYTES:
-        reason = f"its logits take less than {MIN_LOGITS_BYTES >> 20} MiB"
+        reason = f"its logits are smaller than {MIN_LOGITS_BYTES >> 20} MiB"
     return Skipped(linear, reason) if reason else match
 
 
@@ -97,7 +97,7 @@ def walk_back(loss: Node, node: Any) -> tuple[tuple[Node, ...], str]:
         if slices_rows(node):
             reshaped_before = True
         elif not is_cast(node) and not reshapes_rows(node):
-            reason = f"{call_name(node)} is between it and its loss"
+            reason = f"{call_name(node)} is between the Linear and its loss"
         elif reshaped_before and shape(node) != shape(node.all_input_nodes[0]):
             reason = "its logits are reshaped, then sliced"
         node = node.all_input_nodes[0]
@@ -120,9 +120,9 @@ def find_other_reader(path: tuple[Node, ...]) -> str:
     for reader, node in pairwise(path):
         others = [user for user in node.users if user is not reader]
         if any(user.op == "output" for user in others):
-            return "its logits are returned"
+            return "the graph returns its logits"
         if others:
-            return f"{call_name(others[0])} reads its logits too"
+            return f"{call_name(others[0])} also reads its logits"
     return ""
 
 

@@ -130,7 +130,7 @@ def find_mutation(between: list[Node]) -> str:
     if node is None:
         return ""
     effect = "switches a mode of PyTorch" if switches_mode(node) else "may change a tensor in place"
-    return f"{call_name(node)} between the two {effect}"
+    return f"{call_name(node)} in between {effect}"
 
 
 def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
             if not is_no_op(node):
                 between.append(node)
         else:
-            reason = f"{call_name(node)} is between LayerNorm and it"
+            reason = f"{call_name(node)} is between the LayerNorm and the Linear"
         node = node.all_input_nodes[0]
     return tuple(reversed(between)), node, reason
 

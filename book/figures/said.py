@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
+
 from book.figures import (
     attention_times,
     bench_results,
@@ -146,6 +148,11 @@ def vector_length(update: float) -> float:
     return abs(vector(update))
 
 
+def path_ratio(update: float) -> float:
+    """Return what its length is to the spread there."""
+    return vector_length(update) / after_update(update, "spread")
+
+
 def vector_move(update: int) -> float:
     """Return how far this update moves its tip."""
     return abs(vector(update) - vector(update - 1))
@@ -166,46 +173,79 @@ def count_causes(column: str) -> int:
     return sum(number > RISE for number in Rows("unlearning_causes").all(column))
 
 
-def guilty(column: str) -> float:
-    """Return a column of `unlearning_causes` for the run in which other batches do least harm."""
-    rows = record.rows("unlearning_causes")
-    return float(min(rows, key=lambda row: float(row["others_median_rise"]))[column])
-
-
-def lengths_kept(restored: bool, turned: bool) -> list[float]:
-    """Return what share of its length the shared vector keeps in the worst step of each run, by two properties of the run.
-
-    Args:
-        restored: Whether the old vector undoes at least nine tenths of the rise.
-        turned: Whether the vector turns by more than a right angle.
-    """
+def causes(restored: bool, turned: bool | None = None) -> list[record.Row]:
+    """Return the rows of `unlearning_causes` of the runs whose rise the old vector undoes, or not, and whose vector turns by more than a
+    right angle, or not; without `turned` of both."""
     return [
-        float(row["after_size"]) / float(row["before_size"])
+        row
         for row in record.rows("unlearning_causes")
-        if (share_undone(row, "restored") >= 0.9, unlearning.has_turned(row)) == (restored, turned)
+        if unlearning.is_restored(row) is restored and turned in (None, unlearning.has_turned(row))
     ]
 
 
-def straight_ratios(when: str) -> list[float]:
-    """Return the shared vector's ratio to the spread before or after the step of each run that turns it by less than a right angle."""
-    rows = record.rows("unlearning_causes")
-    return [unlearning.ratio(row, when) for row in rows if not unlearning.has_turned(row)]
+def straight(number: str, restored: bool) -> list[float]:
+    """Return a number of each run whose vector turns by at most a right angle: what the step multiplies its `size` or the `spread` by,
+    or the `ratio` after it."""
+    rows = causes(restored, False)
+    if number == "ratio":
+        return [unlearning.ratio(row, "after") for row in rows]
+    return [float(row[f"after_{number}"]) / float(row[f"before_{number}"]) for row in rows]
 
 
-def ratio_falls() -> list[float]:
-    """Return what the step divides that ratio by in each of these runs."""
-    return [a / b for a, b in zip(straight_ratios("before"), straight_ratios("after"), strict=True)]
+def falls() -> list[float]:
+    """Return what the step divides the ratio by in each of these runs whose rise the old vector undoes."""
+    return [
+        wider / kept for wider, kept in zip(straight("spread", True), straight("size", True), strict=True)
+    ]
+
+
+def count_shortened() -> int:
+    """Return in how many of these the vector shortens more than the spread grows."""
+    return sum(a * b < 1 for a, b in zip(straight("size", True), straight("spread", True), strict=True))
+
+
+def low_ends(restored: bool) -> list[float]:
+    """Return the ratios after the step that are below 1.5."""
+    return [ratio for ratio in straight("ratio", restored) if ratio < 1.5]
+
+
+def most_off() -> float:
+    """Return how far the curve of `unlearning_scales` is at most from the rise of such a run that the old vector undoes."""
+    points = sorted((float(row["scale"]), float(row["loss"])) for row in record.rows("unlearning_scales"))
+    scales, losses = zip(*points, strict=True)
+    curve = np.interp(np.array(straight("ratio", True)) / path_ratio(14), scales, losses) - after_scaling(1)
+    return float(max(abs(curve - [rise(row) for row in causes(True, False)])))
+
+
+def sudden(turned: bool | None, least: float = -math.inf) -> list[record.Row]:
+    """Return the steps of `unlearning_steps` that turn the vector by more than a right angle, that divide its ratio by more than 2.5,
+    to less than 1.5, or all; of these, only those that raise the loss by more than `least`."""
+    return [
+        row
+        for row in record.rows("unlearning_steps")
+        if turned is None
+        or (
+            (float(row["cosine"]) < 0) is turned
+            and (turned or float(row["after_ratio"]) < min(float(row["before_ratio"]) / 2.5, 1.5))
+        )
+        if float(row["rise"]) > least
+    ]
+
+
+def last_steps(below: float = math.inf) -> list[int]:
+    """Return the number of steps of each run there that ends with a ratio below this."""
+    runs = record.by(record.rows("unlearning_steps"), "size", "warm_up", "seed").values()
+    return [int(run[-1]["update"]) for run in runs if float(run[-1]["after_ratio"]) < below]
 
 
 def most_unrestored() -> float:
     """Return the largest share that the old shared vector undoes in a run where it does not undo nine tenths."""
-    shares = (share_undone(row, "restored") for row in record.rows("unlearning_causes"))
-    return max(share for share in shares if share < 0.9)
+    return max(share_undone(row, "restored") for row in causes(False))
 
 
-def undone(kind: str) -> list[float]:
-    """Return the share of the rise that the old parameters of a kind undo, for each run."""
-    return unlearning.shares_undone()[kind]
+def undone(kind: str, least: float) -> list[float]:
+    """Return the shares of the rise that the old parameters of a kind undo, if more than `least`."""
+    return [share for share in unlearning.shares_undone()[kind] if share > least]
 
 
 def most_alone(kind: str) -> float:
@@ -264,11 +304,6 @@ def worse_ends() -> list[float]:
 def lasting_steps() -> list[record.Row]:
     """Return the steps that count and that the next update does not undo."""
     return [row for row in jumps(RISE) if float(row["next_loss"]) > float(row["before_loss"]) + RISE]
-
-
-def lasting(column: str) -> float:
-    """Return a column of the largest of them."""
-    return float(max(lasting_steps(), key=lambda row: float(row["rise"]))[column])
 
 
 # ---- Training and every size --------------------------------------------------------------------------------

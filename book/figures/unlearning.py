@@ -9,9 +9,9 @@ from book.figures.charts import Axis, Series, plot
 from book.figures.figures import Drawing
 from book.figures.markdown_table import table
 from book.measure import record
-from book.measure.record import Row, Rows
+from book.measure.record import Row
 
-COLUMNS = ("place_updates", "loss", "along_size", "across_size")
+COLUMNS = ("place_updates", "loss", "along_size", "across_size", "spread")
 SHARES = {
     "of_20": "space",
     "of_74": "t",
@@ -23,7 +23,7 @@ SHARES = {
 """Column of the record -> the next bytes whose probability it has."""
 WIDTH = 340
 KINDS = {
-    "qkv": "attention: q, k, v", "query": "attention: queries", "key": "attention: keys", "value": "attention: values", "join": "attention: out",
+    "qkv": "attention: q, k, v", "query": "↳ queries", "key": "↳ keys", "value": "↳ values", "join": "attention: out",
     "widen": "MLP: in", "narrow": "MLP: out", "token": "token table", "position": "positions", "ln_1": "first LayerNorm",
     "ln_2": "second LayerNorm", "ln_f": "last LayerNorm",
 }  # fmt: skip
@@ -38,29 +38,34 @@ def chart(
     ticks: Sequence[float],
     axis: str,
     words: str,
-    marks: Sequence[float] = (),
+    dots: Sequence[tuple[float, float, bool]] = (),
+    ratio: float = 0,
 ) -> str:
     """A line of losses, with a vertex for each place. The losses have whole numbers as ticks, and a line for an untrained model.
 
-    Short strokes on the lower edge mark some places.
+    `dots` are other runs: place, loss, and whether the dot is filled. `ratio` is what a second axis, above, has at place 1.
     """
-    high, low = math.ceil(max(losses)), math.floor(min(losses))
-    left, right, top, bottom = 26, WIDTH - 12, 26, 160
+    high, low = math.ceil(max([*losses, *(loss for _, loss, _ in dots)])), math.floor(min(losses))
+    left, right, top, bottom = 26, WIDTH - 12, 54 if ratio else 26, 200
     across = lambda place: left + (place - places[0]) / (places[-1] - places[0]) * (right - left)  # noqa: E731
     up = lambda loss: top + (high - loss) / (high - low) * (bottom - top)  # noqa: E731
     untrained = math.log(256)
-    drawing = Drawing(200, words, WIDTH)
+    drawing = Drawing(240, words, WIDTH)
     drawing.text(0, 12, "loss of one batch, in nats", anchor="start", size=12)
     for loss in range(low, high + 1, 1 + (high - low) // 6):
         drawing.segment(left, up(loss), right, up(loss), opacity=0.15)
         drawing.text(left - 6, up(loss) + 4, str(loss), anchor="end", size=12)
     drawing.segment(left, up(untrained), right, up(untrained), opacity=0.7, dash="3 3")
     drawing.text(left + 8, up(untrained) - 5, f"untrained: {untrained:.2f}", anchor="start", size=12)
-    for place in marks:
-        drawing.parts.append(f'<path d="M{across(place):.1f} {bottom}v-14" class="unlearning-mark"/>')
+    for place, loss, filled in dots:
+        at = f'cx="{across(place):.1f}" cy="{up(loss):.1f}"'
+        drawing.parts.append(f'<circle {at} r="4" class="unlearning-dot{" filled" * filled}"/>')
     for place in ticks:
         drawing.text(across(place), bottom + 16, f"{place:g}".replace("-", "−"), size=12)
-    drawing.text(WIDTH / 2, 194, axis, size=12)
+        if ratio:
+            drawing.text(across(place), 42, f"{place * ratio:.1f}".replace("-", "−"), size=12)
+    drawing.text(WIDTH / 2, 28, "the same as a ratio: length over spread" if ratio else "", size=12)
+    drawing.text(WIDTH / 2, 234, axis, size=12)
     drawing.polyline(zip(map(across, places), map(up, losses), strict=True), thick=2)
     return drawing.svg().strip()
 
@@ -95,21 +100,27 @@ def ratio(row: Row, when: str) -> float:
 
 def has_turned(row: Row) -> bool:
     """Whether a run's worst step turns the shared vector by more than a right angle."""
-    return (
-        Rows("unlearning")("last_cosine", **{name: row[name] for name in ("text", "size", "warm_up", "seed")})
-        < 0
-    )
+    return float(row["cosine"]) < 0
+
+
+def is_restored(row: Row) -> bool:
+    """Return whether the old shared vector undoes at least nine tenths of a run's rise."""
+    return share_undone(row, "restored") >= 0.9
 
 
 def scales_player() -> str:
-    """The loss for each scale of the shared vector, and where the step leaves the vector of each run."""
+    """The loss for each scale of the shared vector, and where the step leaves the vector and the loss of each run."""
     causes = record.rows("unlearning_causes")
     followed = ratio(max(causes, key=rise), "before")
-    marks = [max(-1, (-1) ** has_turned(row) * ratio(row, "after") / followed) for row in causes]
     rows = record.rows("unlearning_scales")
     scales, losses = ([float(row[name]) for row in rows] for name in ("scale", "loss"))
-    words = f"The loss over the scale of the shared vector: {losses[0]:.1f} at 1, {losses[scales.index(0)]:.1f} at 0, {losses[-1]:.1f} at −1."
-    picture = chart(scales, losses, (1, 0.5, 0, -0.5, -1), "scale of the shared vector", words, marks)
+    words = f"The loss over the scale of the shared vector: {losses[0]:.1f} at 1, {losses[scales.index(0)]:.1f} at 0, {losses[-1]:.1f} at −1.2."
+    dots = [
+        ((-1) ** has_turned(row) * ratio(row, "after") / followed, losses[0] + rise(row), is_restored(row))
+        for row in causes
+    ]
+    axis = "scale of the shared vector"
+    picture = chart(scales, losses, (1, 0.5, 0, -0.5, -1), axis, words, dots, followed)
     return with_data(
         picture, {"points": list(zip(scales, losses, strict=True)), "ratio": followed, **predictions(rows)}
     )
@@ -130,7 +141,7 @@ def runs_table() -> str:
         count = sum(int(row["unlearning"]) > 0 for row in rows)
         lines.append([f"{texts[text]}, {size}", begins, str(count), *worst])
     head = [
-        "text and model", "steps of warm-up", f"runs of {len(rows)} with such a step", "update of the largest jump",
+        "text and model", "steps of warm-up", f"runs of {len(rows)} with a jump", "update of the largest jump",
         "loss before, after, and one update later",
     ]  # fmt: skip
     return table(head, lines, "lrrrl")
@@ -147,29 +158,28 @@ def share_undone(row: Row, what: str) -> float:
 
 
 def shares_undone() -> dict[str, list[float]]:
-    """Kind of parameter -> the share of the rise that its old values undo in each run, the largest median first."""
+    """Kind of parameter -> the share of the rise that its old values undo in each run, the largest median first, parts of a kind after it."""
     by_kind = record.by(record.rows("unlearning_parts"), "kind").items()
     shares = {kind: [share_undone(row, "undone") for row in rows] for (kind,), rows in by_kind}
-    return dict(sorted(shares.items(), key=lambda item: -statistics.median(item[1])))
+    middle = {kind: -statistics.median(each) for kind, each in shares.items()}
+    thirds = "query", "key", "value"
+    order = lambda kind: (middle["qkv" if kind in thirds else kind], kind in thirds, middle[kind])  # noqa: E731
+    return {kind: shares[kind] for kind in sorted(shares, key=order)}
 
 
 def parts_chart() -> str:
     """A dot for each run and kind of parameter: the share of the rise that its old values undo."""
     shares = shares_undone()
     names = {float(number): KINDS.get(kind, kind) for number, kind in enumerate(shares)}
-    dots = [(min(max(share, -0.03), 1.4), at) for at, each in enumerate(shares.values()) for share in each]
+    dots = [(share, at) for at, each in enumerate(shares.values()) for share in each]
+    edges = [Series("", [(at, -0.5), (at, len(names) - 0.5)], width=1, shade=0.7) for at in (0, 1)]
     medians = [statistics.median(each) for each in shares.values()]
     return plot(
         "; ".join(
             f"{name}: median {median:.0%}" for name, median in zip(names.values(), medians, strict=True)
         ),
-        [Series("", dots, "", "o", True), Series("", zip(medians, names, strict=True), "", "s")],
-        Axis(
-            "share of the rise that old parameters undo",
-            False,
-            (-0.07, 1.45),
-            {0: "0%", 0.5: "50%", 1: "100%"},
-        ),
+        [*edges, Series("", dots, "", "o", True), Series("", zip(medians, names, strict=True), "", "s")],
+        Axis("share of the rise that old parameters undo", False, None, {0: "0%", 0.5: "50%", 1: "100%"}),
         Axis("", False, (len(names) - 0.5, -0.5), names),
         height=26 * len(names) + 50,
     )
@@ -188,14 +198,9 @@ def settings_table() -> str:
                     f"{sum(float(row['end_loss']) for row in some) / len(some):.2f}",
                 ]
             lines.append([f"{rate:g}", beta, "none" if clip == "inf" else f"{float(clip):g}", *cells])
-    head = [
-        "learning rate",
-        "β₂",
-        "clipping",
-        "small: runs of 8",
-        "loss at step 60",
-        "large: runs of 8",
-        "loss at step 60",
+    head = ["learning rate", "β₂", "clipping"]
+    head += [
+        column for size in ("small", "large") for column in (f"{size}: jumps, of 8 runs", "loss at step 60")
     ]
     return table(head, lines, "rrrrrrr")
 

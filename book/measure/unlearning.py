@@ -4,8 +4,9 @@ A model of puzzle 27's form trains on the bytes of this book, or of PyTorch's do
 that update is measured again, so a rise is caused by the update, whatever the next batch holds. A row is a run. With the argument
 `path` (record `unlearning_path`) a row is a point between two updates of one run, and the loss is that of one batch throughout.
 With `causes` (`unlearning_causes`) each run's worst step is repeated with other batches, and its effect undone in parts; with
-`parts` (`unlearning_parts`) it is undone for one kind of parameter at a time; with `scales` (`unlearning_scales`) the shared vector
-of one run is scaled; with `settings` (`unlearning_settings`) runs use other learning rates, means of squares and limits.
+`parts` (`unlearning_parts`) it is undone for one kind of parameter at a time; with `steps` (`unlearning_steps`) the cause is looked
+for in all steps; with `scales` (`unlearning_scales`) the shared vector of one run is scaled; with `settings` (`unlearning_settings`)
+runs use other learning rates, means of squares and limits.
 """
 
 import copy
@@ -36,7 +37,7 @@ SIZES = {"small": (3, 96), "large": (4, 192)}
 SEEDS = range(1, 9)
 WARM_UPS = (1, 20, 100)
 """Steps in which the learning rate grows to its full size; 1 is no warm-up."""
-STEPS, BATCH, CONTEXT = 60, 16, 64
+STEPS, LONG, BATCH, CONTEXT = 60, 160, 16, 64
 RATE, DECAY, CLIP = 3e-3, 0.1, 1.0
 BETAS, EPS = (0.9, 0.95), 1e-8
 RISE = 0.25
@@ -48,7 +49,7 @@ SPOILED, LAST, PARTS = 15, 17, 8
 """The update that spoils the followed run, the last one of the path, and points between two updates."""
 OTHERS = 40
 """Batches from which a run's worst update is made instead of its own."""
-SCALES = [step / 20 for step in range(20, -21, -1)]
+SCALES = [step / 20 for step in range(20, -25, -1)]
 FREQUENT = b" teon"
 """Bytes whose probabilities are told."""
 SETTINGS = [
@@ -60,7 +61,7 @@ SETTINGS = [
 class Run:
     """A model in training: its parameters, AdamW's means, and the batch of the last update."""
 
-    rate, beta, clip = RATE, BETAS[1], CLIP
+    rate, beta, clip, steps = RATE, BETAS[1], CLIP, STEPS
 
     def __init__(self, text: str, size: str, warm_up: int, seed: int):
         self.text = torch.frombuffer(bytearray(TEXTS[text]()), dtype=torch.uint8)
@@ -75,7 +76,7 @@ class Run:
     def batches(self) -> Iterator[Tensor]:
         """Random excerpts of the text, int64 [batch, context + 1], one for each step."""
         generator = torch.Generator().manual_seed(self.seed)
-        for _ in range(STEPS):
+        for _ in range(self.steps):
             starts = torch.randint(len(self.text) - CONTEXT, (BATCH, 1), generator=generator)
             yield self.text[starts + torch.arange(CONTEXT + 1)].long()
 
@@ -176,14 +177,14 @@ def path_rows() -> Iterator[dict]:
             name: t.lerp(places[number + (part > 0)][name], part / PARTS)
             for name, t in places[number].items()
         }
-        loss, vectors = run.look(batch, p)
         model = Model()
-        model.loss(batch[:, :-1], batch[:, 1:], p)
-        told = compute_shares(model.outputs["ln_f"] @ p["token"].T, batch)
-        vector = {"along_size": float(vectors[-1] @ along), "across_size": float(vectors[-1] @ across)}
+        loss = float(model.loss(batch[:, :-1], batch[:, 1:], p))
+        stream = model.outputs[f"block{run.blocks - 1}"]
+        shared, told = stream.mean((0, 1)), compute_shares(model.outputs["ln_f"] @ p["token"].T, batch)
+        vector = {"along_size": float(shared @ along), "across_size": float(shared @ across)}
         yield {"place_updates": f"{place / PARTS:.3f}"} | {
             name: f"{value:.4g}" if name in told else f"{value:.4f}"
-            for name, value in {"loss": loss, **vector, **told}.items()
+            for name, value in {"loss": loss, **vector, "spread": spread(stream), **told}.items()
         }
 
 
@@ -249,9 +250,10 @@ def spoiled_runs() -> Iterator[tuple[dict, Run, list[Tensor]]]:
 def cause_rows() -> Iterator[dict]:
     """Yield a row for each of these runs.
 
-    `restored_loss` is that after the update with the shared vector of before, and nothing else, put back. The sizes are that
-    vector's lengths, the spreads the root mean square of what remains without it. The rises are of the same batch's loss, after
-    an update made from one of OTHERS batches, or from a gradient of zero.
+    `restored_loss` is that after the update with the shared vector of before, and nothing else, put back; `shared_loss` that before
+    it with nothing but this vector, and `bytes_loss` the least that one prediction for all positions can have: the entropy of the
+    batch's bytes. The sizes are that vector's lengths, the spreads the root mean square of what remains without it. The rises are
+    of the same batch's loss, after an update made from one of OTHERS batches, or from a gradient of zero.
     """
     for known, run, (batch, *others) in spoiled_runs():
         before, grads = run.gradients(batch)
@@ -264,17 +266,25 @@ def cause_rows() -> Iterator[dict]:
         numbers = {
             "before_loss": before,
             "after_loss": after.look(batch)[0],
+            "cosine": float(F.cosine_similarity(shared, moved, dim=0)),
             "before_size": float(shared.norm()),
             "after_size": float(moved.norm()),
             "before_spread": spread(old),
             "after_spread": spread(new),
             "restored_loss": compute_head(after, restored, batch)[0],
+            "shared_loss": compute_head(run, shared.expand_as(old), batch)[0],
+            "bytes_loss": float(torch.distributions.Categorical(batch[:, 1:].flatten().bincount()).entropy()),
             "others_least_rise": min(rises),
             "others_median_rise": statistics.median(rises),
             "others_most_rise": max(rises),
             "momentum_rise": updated(run, zero).look(batch)[0] - before,
         }
-        yield known | {name: f"{number:.4f}" for name, number in numbers.items()}
+        yield known | digits(numbers)
+
+
+def digits(numbers: dict[str, float]) -> dict[str, str]:
+    """Return numbers as the records write them."""
+    return {name: f"{number:.4f}" for name, number in numbers.items()}
 
 
 def spread(stream: Tensor) -> float:
@@ -282,11 +292,38 @@ def spread(stream: Tensor) -> float:
     return float((stream - stream.mean((0, 1))).square().sum(-1).mean().sqrt())
 
 
+def step_rows() -> Iterator[dict]:
+    """Yield what steps of the runs on PyTorch's documentation do to the loss of their batch and to the shared vector.
+
+    A row is a step that raises the loss by more than RISE, turns the vector by more than a right angle or halves its ratio to the
+    spread, or a run's last step. Runs with the longest warm-up have LONG steps.
+    """
+    for size, warm_up, seed in product(SIZES, WARM_UPS, SEEDS):
+        run = Run("PyTorch", size, warm_up, seed)
+        run.steps = LONG if warm_up == max(WARM_UPS) else STEPS
+        for batch in run.batches():
+            before, grads = run.gradients(batch)
+            old = read_stream(run, batch)
+            run.update(grads)
+            new = read_stream(run, batch)
+            rise = compute_head(run, new, batch)[0] - before
+            cosine = float(F.cosine_similarity(old.mean((0, 1)), new.mean((0, 1)), dim=0))
+            ratios = [float(stream.mean((0, 1)).norm()) / spread(stream) for stream in (old, new)]
+            if rise > RISE or cosine < 0 or ratios[1] < ratios[0] / 2 or run.number == run.steps:
+                numbers = {
+                    "rise": rise,
+                    "cosine": cosine,
+                    "before_ratio": ratios[0],
+                    "after_ratio": ratios[1],
+                }
+                yield {"size": size, "warm_up": warm_up, "seed": seed, "update": run.number} | digits(numbers)
+
+
 def part_rows() -> Iterator[dict]:
     """Yield a row for each of these runs and each kind of parameter.
 
     `undone_loss` is that after the update with the old parameters of this kind put back, `alone_loss` that with only these updated;
-    `steps` is the mean change of an element, in learning rates, in the update and in the one before.
+    `steps` is the mean change of an element, in learning rates, in the update and in the one before, `cosine` that of the two.
     """
     for known, run, (batch, *_) in spoiled_runs():
         before, grads = run.gradients(batch)
@@ -297,19 +334,20 @@ def part_rows() -> Iterator[dict]:
                 changed[name], left[name] = run.p[name].clone(), after.p[name].clone()
                 changed[name][rows], left[name][rows] = after.p[name][rows], run.p[name][rows]
 
-            def steps(a: Tensors, b: Tensors, names: dict[str, slice] = names) -> float:
-                moved = torch.cat([(b[name] - a[name])[rows].flatten() for name, rows in names.items()])
-                return float(moved.abs().mean()) / RATE
-
+            earlier, mean = (
+                torch.cat([(b[name] - a[name])[rows].flatten() for name, rows in names.items()])
+                for a, b in ((run.old, run.p), (run.p, after.p))
+            )
             numbers = {
                 "before_loss": before,
                 "after_loss": after.look(batch)[0],
                 "undone_loss": after.look(batch, after.p | left)[0],
                 "alone_loss": run.look(batch, run.p | changed)[0],
-                "earlier_steps": steps(run.old, run.p),
-                "mean_steps": steps(run.p, after.p),
+                "earlier_steps": float(earlier.abs().mean()) / RATE,
+                "mean_steps": float(mean.abs().mean()) / RATE,
+                "cosine": float(F.cosine_similarity(earlier, mean, dim=0)),
             }
-            yield known | {"kind": kind} | {name: f"{number:.4f}" for name, number in numbers.items()}
+            yield known | {"kind": kind} | digits(numbers)
 
 
 def group_parameters(p: Tensors) -> dict[str, dict[str, slice]]:
@@ -342,6 +380,7 @@ def scale_rows() -> Iterator[dict]:
 ROWS = {
     "path": path_rows,
     "causes": cause_rows,
+    "steps": step_rows,
     "parts": part_rows,
     "scales": scale_rows,
     "settings": setting_rows,

@@ -424,18 +424,35 @@
 
     // ---- A step that unlearns -------------------------------------------------------------------------------------
 
-    // A drawn chart of the loss, and a function that moves a dot to a place on its line.
-    function lossChart(place) {
-        const chart = place.querySelector('svg'), at = chart.querySelector('polyline').points, dot = shape('circle', { r: 6, class: 'tip' });
+    // Acts at each place of a picture that a held pointer comes to, in the picture's own units.
+    function whileHeld(picture, act) {
+        function actHere(event) {
+            if (!picture.hasPointerCapture(event.pointerId)) { return; }
+            act(new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse()));
+        }
+        picture.addEventListener('pointerdown', function (event) {
+            picture.setPointerCapture(event.pointerId);
+            actHere(event);
+        });
+        picture.addEventListener('pointermove', actHere);
+    }
+
+    // The number of the least value.
+    function leastOf(values) { return values.indexOf(Math.min(...values)); }
+
+    // A drawn chart of the loss, and a function that moves a dot to a place on its line; a click or drag on the chart goes to a place.
+    function lossChart(place, go) {
+        const chart = place.querySelector('svg'), at = [...chart.querySelector('polyline').points], dot = shape('circle', { r: 6, class: 'tip' });
         chart.append(dot);
+        whileHeld(chart, function (here) { go(leastOf(at.map(function (point) { return Math.abs(point.x - here.x); }))); });
         return [chart, function (index) { dot.setAttribute('cx', at[index].x); dot.setAttribute('cy', at[index].y); }];
     }
 
     // Bars of the next byte's probability, from 0.001% to 100%, each with a mark at the untrained one, and a function that fills them.
     function shareBars(data) {
         const logarithm = function (share) { return `${(Math.max(0, Math.log10(share) + 5) * 20).toFixed(1)}%`; };
-        const bars = element('div', { class: 'unlearning-bars' }, element('p', {},
-            'probability of the next byte, where it is … (geometric mean; logarithmic from 0.001% to 100%; mark: untrained)'));
+        const bars = element('div', { class: 'unlearning-bars' }, element('p', {}, 'How likely the model finds the right byte',
+            element('small', {}, 'geometric mean over the positions where this byte comes next; logarithmic scale; mark: untrained')));
         const rows = data.names.map(function (name, i) {
             const bar = element('i', {}), said = element('output', {});
             const mark = element('b', { style: `left: ${logarithm(data.untrained[i])}` });
@@ -454,38 +471,37 @@
     function unlearning(place) {
         const data = JSON.parse(place.querySelector('script').textContent);
         const points = data.points, last = points.length - 1;
-        const worst = points.reduce(function (best, point, i) { return point[1] > points[best][1] ? i : best; }, 0);
-        const reach = Math.max(...points.map(function (p) { return p[2]; })) * 1.06;
-        const rise = Math.max(...points.map(function (p) { return p[3]; }));
-        const narrow = place.clientWidth < 560, width = narrow ? 340 : 640, full = narrow ? 42 : 74;
-        const scale = width / (reach + (narrow ? 9 : 8)), zero = { x: width - reach * scale, y: Math.max(rise * scale, full) + 44 };
-        const height = zero.y + full + (narrow ? 36 : 26), [chart, mark] = lossChart(place), [bars, fill] = shareBars(data);
+        const worst = leastOf(points.map(function (point) { return -point[1]; }));
+        const [reach, rise, room] = [2, 3, 4].map(function (column) { return Math.max(...points.map(function (p) { return p[column]; })); });
+        const narrow = place.clientWidth < 560, width = narrow ? 340 : 440, scale = (width - 24) / (reach + room), wide = Math.max(rise, room) * scale;
+        const zero = { x: room * scale + 4, y: wide + (narrow ? 50 : 22) }, height = zero.y + room * scale + 22, inset = { x: width - 42, y: 62 }, full = 28;
+        const [chart, mark] = lossChart(place, go), [bars, fill] = shareBars(data);
         const begin = Math.max(worst - 30, 0), recent = points.findIndex(function (p) { return p[0] === 13; });
         let now = 0, timer = null;
 
         function onPlane(point) { return [zero.x + point[2] * scale, zero.y - point[3] * scale]; }
         function way(some) { return some.map(function (p) { return onPlane(p).map(function (v) { return v.toFixed(1); }).join(','); }).join(' '); }
         const plane = shape('svg', { viewBox: `0 0 ${width} ${height}`, class: 'unlearning-plane' });
-        const raw = shape('line', { x1: zero.x, y1: zero.y, class: 'vector' });
-        const normed = shape('line', { x1: zero.x, y1: zero.y, class: 'normed' });
+        const raw = shape('line', { x1: zero.x, y1: zero.y, class: 'vector' }), disc = shape('circle', { cx: zero.x, cy: zero.y, class: 'disc' });
+        const normed = shape('line', { x1: inset.x, y1: inset.y, class: 'normed' });
         const tip = shape('circle', { r: 8, class: 'tip' }), normedTip = shape('circle', { r: 5, class: 'normed-tip' });
-        const offsets = { 7: [-3, -9], 13: [12, 6], 14: [-20, -9], 15: [-24, -4], 16: [-6, 22], 17: [-4, -9] };
+        const offsets = { 7: [-3, -9], 13: [8, 12], 14: [-16, -8], 15: [-20, -4], 16: [-6, 18], 17: [-4, -9] };
         const unit = width - 10 * scale - 10;
-        plane.append(shape('circle', { cx: zero.x, cy: zero.y, r: full, class: 'ring' }),
-            shape('line', { x1: 0, x2: width, y1: zero.y, y2: zero.y, class: 'axis' }),
-            shape('line', { x1: zero.x, x2: zero.x, y1: 36, y2: height - 20, class: 'axis' }),
+        plane.append(disc, shape('line', { x1: 0, x2: width, y1: zero.y, y2: zero.y, class: 'axis' }),
+            shape('line', { x1: zero.x, x2: zero.x, y1: 22, y2: height - 20, class: 'axis' }),
             shape('polyline', { points: way(points.slice(0, recent + 1)), class: 'trail early' }),
-            shape('polyline', { points: way(points.slice(recent)), class: 'trail' }), raw, normed,
+            shape('polyline', { points: way(points.slice(recent)), class: 'trail' }), raw,
             ...points.filter(function (p) { return p[0] in offsets; }).flatMap(function (p) {
                 const [x, y] = onPlane(p), [right, down] = offsets[p[0]];
                 return [shape('circle', { cx: x, cy: y, r: 3, class: 'update' }), shape('text', { x: x + right, y: y + down }, String(p[0]))];
-            }), tip, normedTip,
-            shape('text', { x: 2, y: 12 }, 'the vector that all positions share, after each update'),
+            }), tip, shape('circle', { cx: inset.x, cy: inset.y, r: full, class: 'ring' }), normed, normedTip,
+            shape('text', { x: 2, y: 12 }, 'the shared vector after each update'),
             shape('text', { x: zero.x + 5, y: 33 }, '↑ where update 15 turns it'),
-            shape('text', { x: width - 2, y: zero.y + (narrow ? 34 : 40), 'text-anchor': 'end' }, 'its direction before update 15 →'),
+            shape('text', { x: width - 2, y: zero.y + 34, 'text-anchor': 'end' }, 'direction before update 15 →'),
             shape('line', { x1: unit, x2: unit + 10 * scale, y1: height - 12, y2: height - 12, class: 'unit' }),
             shape('text', { x: unit + 5 * scale, y: height - 18, 'text-anchor': 'middle' }, 'length 10'),
-            shape('text', { x: 2, y: height - 5, class: 'normed-words' }, narrow ? 'after LayerNorm (not to scale)' : 'the same vector after LayerNorm (length not to scale)'));
+            shape('text', { x: 2, y: height - 6 }, 'grey: the spread between positions'),
+            shape('text', { x: width - 2, y: 26, class: 'normed-words', 'text-anchor': 'end' }, 'after LayerNorm'));
 
         const slider = element('input', { type: 'range', min: 0, max: last, step: 1, value: 0, 'aria-label': 'update' });
         const facts = element('p', { role: 'status' });
@@ -495,10 +511,8 @@
             const point = points[index], [x, y] = onPlane(point), length = Math.hypot(point[2], point[3]) || 1;
             raw.setAttribute('x2', x); raw.setAttribute('y2', y);
             tip.setAttribute('cx', x); tip.setAttribute('cy', y);
-            const [cos, sin] = [point[2] / length, -point[3] / length], [nx, ny] = [zero.x + cos * full, zero.y + sin * full];
-            // Beside the vector, which would hide it.
-            normed.setAttribute('transform', `translate(${-8 * sin} ${8 * cos})`);
-            normedTip.setAttribute('transform', normed.getAttribute('transform'));
+            disc.setAttribute('r', point[4] * scale);
+            const nx = inset.x + point[2] / length * full, ny = inset.y - point[3] / length * full;
             normed.setAttribute('x2', nx); normed.setAttribute('y2', ny);
             normedTip.setAttribute('cx', nx); normedTip.setAttribute('cy', ny);
             mark(index);
@@ -506,31 +520,22 @@
             slider.value = index;
             const whole = point[0] === Math.round(point[0]);
             facts.textContent = `${whole ? `After update ${point[0]}` : `On the way to update ${Math.ceil(point[0])}`}: loss ${point[1].toFixed(2)}, ` +
-                `length of the vector ${length.toFixed(1)}.`;
+                `length ${length.toFixed(1)}, spread ${point[4].toFixed(1)}, ratio ${(length / point[4]).toFixed(1)}.`;
             place.dataset.loss = String(point[1]);
         }
 
         function stop() { clearInterval(timer); timer = null; }
 
-        function nearest(event) {
-            const box = plane.getBoundingClientRect();
-            const x = (event.clientX - box.left) / box.width * width, y = (event.clientY - box.top) / box.height * height;
-            // The way passes some places twice: of near ones, the next in the run.
-            let best = now, least = Infinity;
-            points.forEach(function (p, i) {
-                const [px, py] = onPlane(p), far = Math.hypot(px - x, py - y) + Math.abs(i - now) * 0.9;
-                if (far < least) { least = far; best = i; }
-            });
-            return best;
-        }
+        function go(index) { stop(); show(index); }
 
-        plane.addEventListener('pointerdown', function (event) {
-            stop();
-            plane.setPointerCapture(event.pointerId);
-            show(nearest(event));
+        // The way passes some places twice: of near ones, the next in the run.
+        whileHeld(plane, function (here) {
+            go(leastOf(points.map(function (p, i) {
+                const [x, y] = onPlane(p);
+                return Math.hypot(x - here.x, y - here.y) + Math.abs(i - now) * 0.9;
+            })));
         });
-        plane.addEventListener('pointermove', function (event) { if (plane.hasPointerCapture(event.pointerId)) { show(nearest(event)); } });
-        slider.addEventListener('input', function () { stop(); show(Number(slider.value)); });
+        slider.addEventListener('input', function () { go(Number(slider.value)); });
 
         // It stops before the jump, for the question, and at the worst point; it goes on from there when it is played again.
         function play() {
@@ -547,21 +552,21 @@
         const reply = element('p', { role: 'status' });
         function answer(words) {
             return button(words, function () {
-                reply.textContent = `${words === 'stays' ? 'Yes: it' : 'No: it'} hardly changes, because LayerNorm hides the length. ` +
-                    'Then it rises, long before the vector has turned, and is highest beyond zero.';
-                stop();
-                show(worst - 8);
+                const [before, quarter, half, end] = [8, 6, 5, 0].map(function (back) { return points[worst - back][1].toFixed(2); });
+                reply.textContent = `${words === 'stayed' ? 'Yes: it' : 'No: it'} hardly changes, because LayerNorm hides the length: ` +
+                    `${before} before, ${quarter} now, ${half} at half the length, and ${end} at the end.`;
+                go(worst - 8);
                 play();
             });
         }
 
-        function jump(words, index) { return button(words, function () { stop(); show(index); }); }
+        function jump(words, index) { return button(words, function () { go(index); }); }
         place.replaceChildren(
             element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop), jump('After update 14', worst - 8),
                 jump('After 15', worst), jump('After 16', worst + 8)),
-            element('p', {}, 'Update 15 comes next. While it takes the first quarter of the vector’s length, what does the loss do? It'),
-            element('div', { class: 'player-buttons' }, answer('falls'), answer('stays'), answer('rises')), reply,
-            plane, slider, facts, element('div', { class: 'unlearning' }, chart, bars), place.querySelector('figcaption'));
+            element('div', { class: 'player-buttons' }, 'When update 15 has shortened the vector by a quarter, has the loss',
+                answer('fallen'), answer('stayed'), answer('risen'), '?'), reply,
+            element('div', { class: 'unlearning plane-first' }, plane, chart), slider, facts, bars, place.querySelector('figcaption'));
         show(begin);
         play();
     }
@@ -569,7 +574,7 @@
     // The loss and the predictions for each scale of the shared vector.
     function scales(place) {
         const data = JSON.parse(place.querySelector('script').textContent);
-        const [chart, mark] = lossChart(place), [bars, fill] = shareBars(data);
+        const [chart, mark] = lossChart(place, show), [bars, fill] = shareBars(data);
         const slider = element('input', { type: 'range', min: 0, max: data.points.length - 1, step: 1, value: 0, 'aria-label': 'scale' });
         const facts = element('p', { role: 'status' });
 

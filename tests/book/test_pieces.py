@@ -355,21 +355,30 @@ def test_vector_plays_and_moves_by_keys_and_dragging(browser, site):
     browser.press("ArrowRight")
     assert float(browser.run(loss)) < 8 and browser.run("location.pathname").endswith(UNLEARNING)
     browser.run(press.format("After 15"))
-    box = browser.run(
-        "JSON.stringify(document.querySelector('.unlearning-plane .tip').getBoundingClientRect())"
+
+    def drag(selector: str, far: int) -> float:
+        """Drag the middle of an element so many pixels to the right, and return the loss there."""
+        place = f"document.querySelector('{selector}')"
+        browser.run(f"{place}.scrollIntoView({{block: 'center'}})")
+        box = json.loads(browser.run(f"JSON.stringify({place}.getBoundingClientRect())"))
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        for kind, at in (
+            ("mousePressed", x),
+            ("mouseMoved", x + far / 2),
+            ("mouseMoved", x + far),
+            ("mouseReleased", x + far),
+        ):
+            browser.call(
+                "Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", buttons=1, clickCount=1
+            )
+        return float(browser.run(loss))
+
+    losses = [drag(".unlearning-plane .tip", far) for far in (60, 60, -90)]
+    assert 8 > losses[0] > losses[1] < losses[2], "dragged away from the worst place, further, and back"
+    assert drag(".plane-first > svg:last-child .tip", 30) != losses[2], (
+        "the dot on the loss can be dragged too"
     )
-    tip = json.loads(box)
-    x, y = tip["x"] + tip["width"] / 2, tip["y"] + tip["height"] / 2
-    for kind, offset in (
-        ("mousePressed", 0),
-        ("mouseMoved", 60),
-        ("mouseMoved", 120),
-        ("mouseReleased", 120),
-    ):
-        browser.call(
-            "Input.dispatchMouseEvent", type=kind, x=x + offset, y=y, button="left", buttons=1, clickCount=1
-        )
-    assert float(browser.run(loss)) < 8, "dragged away from the worst place"
+    assert browser.run("getSelection().toString()") == ""
     ring = browser.run("document.querySelector('.unlearning-plane .ring').getBBox().x")
     assert float(ring) >= 0 and browser.errors == []
 
@@ -384,7 +393,7 @@ def test_vector_stops_at_the_jump_and_play_continues(browser, site):
         f"{loss} === '{float(next(line['loss'] for line in points if line['place_updates'] == '14.000'))}'"
     )
     browser.run(
-        "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText === 'rises').click()"
+        "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText === 'risen').click()"
     )
     browser.wait_for(f"{loss} === '{most}'")
     assert "No: it hardly changes" in browser.run(

@@ -75,8 +75,10 @@ def run(arguments: list[str]) -> int:
     puzzle = find_named_puzzle(arguments or ["--help"])
     for demo in puzzle.demos:
         if demo.options and f"--{demo.flag}" in arguments:
-            others = [argument for argument in arguments if argument not in (puzzle.name, f"--{demo.flag}")]
-            return puzzle.resolve(demo.run)(make_console(sys.stdout), others)
+            demo_arguments = [
+                argument for argument in arguments if argument not in (puzzle.name, f"--{demo.flag}")
+            ]
+            return puzzle.resolve(demo.run)(make_console(sys.stdout), demo_arguments)
     return run_puzzle(parse(arguments or ["--help"]))
 
 

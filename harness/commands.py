@@ -157,8 +157,10 @@ def list_puzzles(arguments: list[str]) -> int:
             )
             print_lines(console, format_gates(exercise, progress, summary_only=bool(is_folded)))
     if not (flags.all or flags.puzzle):
-        one, every = format_command(f"list {puzzles[-1].name}"), format_command("list --all")
-        print_lines(console, [Text(f"gates of another puzzle: `{one}`; of all: `{every}`", style="dim")])
+        list_one, list_all = format_command(f"list {puzzles[-1].name}"), format_command("list --all")
+        print_lines(
+            console, [Text(f"gates of another puzzle: `{list_one}`; of all: `{list_all}`", style="dim")]
+        )
     return 0
 
 
@@ -455,8 +457,8 @@ def build_ext(arguments: list[str]) -> int:
         if flags.arch
         else architectures.list_gpu_architectures()
     )
-    requested = host.select_libraries(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
-    for library, built in libraries.build_all(requested, flags.output):
+    libraries_to_build = host.select_libraries(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
+    for library, built in libraries.build_all(libraries_to_build, flags.output):
         size = built.path.stat().st_size / 2**20
         status = f"built in {built.duration_s:.1f} s" if built.duration_s else "was there already"
         print_lines(console, [f"{library.name}: {status}, {size:.1f} MiB: {format_path(built.path)}"])

@@ -122,13 +122,13 @@ def make_console(stream, *, paged: bool = False) -> Console:
     """
     piped = not stream.isatty()
     dumb = not piped and os.environ.get("TERM") in ("dumb", "unknown")
-    requested = get_requested_width() if dumb or (piped and paged) else 0
+    requested_width = get_requested_width() if dumb or (piped and paged) else 0
     # rich assumes 80 columns for a dumb terminal unless both sizes are set.
-    width = requested or (200 if piped else get_terminal_width(stream) if dumb else None)
+    width = requested_width or (200 if piped else get_terminal_width(stream) if dumb else None)
     console = PipedConsole(
         file=stream, highlight=False, emoji=False, width=width, height=25 if width else None
     )
-    console.wraps = paged and bool(requested)
+    console.wraps = paged and bool(requested_width)
     return console
 
 

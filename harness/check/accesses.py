@@ -138,11 +138,11 @@ class Accesses:
         blank_ids = {"": 0} | {id: n for n, id in enumerate(self.source.blanks, start=1)}
         blank_code = [blank_ids[line.blank] if line else 0 for line in self.lines]
 
-        def repeat_per_access(values: Sequence[int] | Sequence[str], kind: str = "i4") -> np.ndarray:
-            return np.repeat(np.array(values, kind), lengths)
+        def repeat_per_access(values: Sequence[int] | Sequence[str], dtype: str = "i4") -> np.ndarray:
+            return np.repeat(np.array(values, dtype), lengths)
 
-        def concatenate(parts: list[np.ndarray], kind: str) -> np.ndarray:
-            return np.concatenate([*parts, np.zeros(0, kind)])
+        def concatenate(arrays: list[np.ndarray], dtype: str) -> np.ndarray:
+            return np.concatenate([*arrays, np.zeros(0, dtype)])
 
         self.step = np.repeat(np.arange(len(self.steps)), lengths)
         launch_indices = [n for n, launch in enumerate(self.launches) for _ in launch.events.steps]

@@ -184,9 +184,9 @@ def load_checker(exercise: Exercise, **options: object) -> RungChecker:
 def add_blank_note(
     error: CompileFailed, source: Path, blanks: Mapping[str, Blank], requested_ids: Sequence[str]
 ) -> CompileFailed:
-    """Add to a compile error the blank that contains its line, if that gate was not requested.
+    """Add a note to a compile error about the blank that contains its line, unless that gate was requested.
 
-    For a line outside every blank, point to an `x[i][j]` in a blank, which makes the compiler fail elsewhere.
+    If the line is outside the blanks, the note is about an `x[i][j]` in a blank, which causes such errors.
     """
     location = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
     line = int(location[1]) if location else 0

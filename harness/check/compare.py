@@ -87,7 +87,7 @@ def compute_tolerance_factor(atomic: bool, num_terms: int) -> float:
 
 
 def compute_relative_error(got: np.ndarray, truth: np.ndarray, scale: float = 0.0) -> float:
-    """Return max |got - truth| / scale (default: max |truth|; if that is 0, 1); 0 for empty tensors."""
+    """Return max |got - truth| / scale; the scale defaults to max |truth|, or to 1 if that is 0."""
     if truth.size == 0:
         return 0.0
     scale = scale or np.abs(truth).max()

@@ -222,7 +222,7 @@ def describe_index(index: Sequence[int], axes: Shape) -> str:
     if not all(isinstance(name, str) for name in axes):
         return ""
     names = [re.sub(r"(?<=[a-z]{2})s$", "", str(name)) for name in axes]
-    return ", ".join(f"{name} {at}" for name, at in zip(names, index, strict=True))
+    return ", ".join(f"{name} {position}" for name, position in zip(names, index, strict=True))
 
 
 def describe_location(wrong: np.ndarray, axes: Shape) -> str:
@@ -376,8 +376,8 @@ CAUSES = {
     "hang": ("endless-loop", "a loop does not end"),
     "trap": ("trap", "an assertion has stopped the kernel, or it has reached a line that it never should"),
     **{
-        f"{what} {access}": (mistake.format(access), words.format(access))
-        for what, mistake, words in (
+        f"{kind} {access}": (mistake.format(access), description.format(access))
+        for kind, mistake, description in (
             ("out-of-bounds", "out-of-bounds-{}", "an index is outside of a tensor ({})"),
             ("misaligned", "misaligned-vector",
              "a GPU stops at an access whose address is not a multiple of its size: a vector of four "
@@ -442,11 +442,11 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
         for race in races
     )
     if not has_plain_addition and any("atomic" in race.message and "store" in race.message for race in races):
-        words = "one block stores to what other blocks add to, and nothing orders the blocks of a grid"
-        return "zeroed-in-the-kernel", words
+        description = "one block stores to what other blocks add to, and nothing orders the blocks of a grid"
+        return "zeroed-in-the-kernel", description
     if has_plain_addition:
-        words = "blocks read, add and write the same element without an atomic: additions get lost"
-        return "missing-atomic", words
+        description = "blocks read, add and write the same element without an atomic: additions get lost"
+        return "missing-atomic", description
     if races:
         return "overwritten", (
             "blocks store to the same element and the last one wins: nothing is added up, or an index is the same in every block, as "
@@ -571,5 +571,7 @@ def redirect_repeats(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
         if diagnosis.changed_steps and diagnosis.mistake:
             first = first_by_mistake.setdefault(diagnosis.mistake, quantity)
             if first != quantity:
-                words = f"the mistake is the same as that in {puzzle.get_printed_name(first)}: fix that first"
-                diagnoses[quantity] = Diagnosis(words)
+                message = (
+                    f"the mistake is the same as that in {puzzle.get_printed_name(first)}: fix that first"
+                )
+                diagnoses[quantity] = Diagnosis(message)

@@ -155,9 +155,9 @@ def find_related_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence
             return by_case[e.case.name][name]
 
         if any(get_step(e).shape == e.got.shape and is_conclusive(e.got, e) for e in evidence):
-            times = fit_ratio(evidence[0].got, np.broadcast_to(get_step(evidence[0]), evidence[0].got.shape))
-            if fits_every_case(lambda e, step=get_step, k=times: k * step(e), evidence):
-                multiplier = "" if is_close(times, 1) else f"{times:.6g} * "
+            ratio = fit_ratio(evidence[0].got, np.broadcast_to(get_step(evidence[0]), evidence[0].got.shape))
+            if fits_every_case(lambda e, step=get_step, k=ratio: k * step(e), evidence):
+                multiplier = "" if is_close(ratio, 1) else f"{ratio:.6g} * "
                 return Symptom("another-step", f"is exactly {multiplier}{title}, and nothing else")
         if not any(has_variety(get_step(e), e) and is_conclusive(e.got, e) for e in evidence):
             continue
@@ -284,21 +284,23 @@ def find_misplaced_values(puzzle: Puzzle, quantity: str, evidence: Sequence[Evid
             ("one place too far", lambda e, n=number: np.roll(e.truth, 1, n)),
             ("one place too early", lambda e, n=number: np.roll(e.truth, -1, n)),
         )
-        for words, fit in fits:
+        for description, fit in fits:
             if fits_every_case(fit, evidence):
-                return Symptom("moved", f"is right, but {words} along {axis}")
+                return Symptom("moved", f"is right, but {description} along {axis}")
         for step in (1, *BLOCK_SIZES):
             if fits_every_case(
                 lambda e, n=number, step=step: compute_running_sums(e.truth, step, n), evidence
             ):
-                before = "the one" if step == 1 else f"the one {step} places"
-                words = f"has in each element {before} before along {axis} added"
-                return Symptom("sum-goes-on", f"{words}: its sum is not set back to 0")
+                addend = "the one" if step == 1 else f"the one {step} places"
+                description = f"has in each element {addend} before along {axis} added"
+                return Symptom("sum-goes-on", f"{description}: its sum is not set back to 0")
     for first, second in combinations(range(count), 2):
-        words = f"holds the right values at the wrong places: {axes[first]} and {axes[second]} are exchanged"
+        description = (
+            f"holds the right values at the wrong places: {axes[first]} and {axes[second]} are exchanged"
+        )
         pair = first, second
         if fits_every_case(lambda e, pair=pair: e.truth.swapaxes(*pair).reshape(e.truth.shape), evidence):
-            return Symptom("axes-exchanged", words)
+            return Symptom("axes-exchanged", description)
     return None
 
 

@@ -299,12 +299,12 @@ def inputs_unchanged(subject: Subject) -> str | None:
     grad_outputs = random_like(differentiable)
     arguments = [t.clone() for t in grad_outputs]
     torch.autograd.grad(differentiable, list_leaves(inputs), grad_outputs, allow_unused=True)
-    for label, now, then in (
+    for label, current, original in (
         ("an input", inputs, inputs_before),
         ("its result", outputs, outputs_before),
         ("the gradient coming in", grad_outputs, arguments),
     ):
-        if not are_equal([t.detach() for t in now], then):
+        if not are_equal([t.detach() for t in current], original):
             return f"{label} is changed in place: later reads of it, autograd's too, get wrong numbers"
     return None
 
@@ -371,9 +371,9 @@ def compare_second_derivatives(subject: Subject) -> Distance:
 @catch_errors
 def differentiable_outputs(subject: Subject) -> str | None:
     """Check that the same outputs require grad as PyTorch's; otherwise a loss may get zero gradients."""
-    ours = compute_outputs(subject.function, subject.inputs())
-    theirs = compute_outputs(subject.reference, subject.inputs())
-    for number, (our_output, their_output) in enumerate(zip(ours, theirs, strict=True)):
+    outputs = compute_outputs(subject.function, subject.inputs())
+    expected_outputs = compute_outputs(subject.reference, subject.inputs())
+    for number, (our_output, their_output) in enumerate(zip(outputs, expected_outputs, strict=True)):
         if our_output.requires_grad != their_output.requires_grad:
             has, should = ("a", "none") if our_output.requires_grad else ("no", "one")
             return f"output {number} has {has} gradient for autograd and should have {should}: mark_non_differentiable"

@@ -28,7 +28,7 @@ class Subject:
     """A function and its reference.
 
     Attributes:
-        function: The function to check; it takes the tensors of `make` by position and returns one or more.
+        function: The function to check; it takes the tensors of `make_tensors` and returns one or more.
         reference: The same function, built from PyTorch's differentiable operations.
         make_tensors: (sizes, seed) -> float64 tensors; `sizes` is "odd", "square", "row" (no leading axis),
             "deep" (three leading axes) or, by name only, "tall" (thousands of rows).

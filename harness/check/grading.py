@@ -231,7 +231,7 @@ class Grader:
         is_out_of_bounds = any(finding.kind in OUT_OF_BOUNDS_KINDS for finding in causes)
         known_ids = {mistake.id for mistake in self.puzzle.mistakes}
         for quantity in wrong:
-            diagnosis, own = diagnoses[quantity], quantity in gate.own_quantities
+            diagnosis, is_own = diagnoses[quantity], quantity in gate.own_quantities
             if diagnosis.changed_steps and diagnosis.mistake == result.mistake:
                 result.diagnosis.append(f"{self.puzzle.get_printed_name(quantity)} shows the same mistake")
                 continue
@@ -239,12 +239,12 @@ class Grader:
             has_cause = is_out_of_bounds or bool(source_errors)
             is_vague = (has_cause and diagnosis.mistake not in known_ids) or gate.id in self.provided_ids
             result.diagnosis += diagnosis.values if is_vague else diagnosis.lines
-            if not own:
+            if not is_own:
                 result.diagnosis.append(
                     f"{quantity} does not come from this blank but from code outside of it"
                 )
             result.mistake = result.mistake or (None if is_vague else diagnosis.mistake)
-            result.hint = diagnosis.hint if own and diagnosis.mistake and diagnosis.hint else result.hint
+            result.hint = diagnosis.hint if is_own and diagnosis.mistake and diagnosis.hint else result.hint
         if correct := [q for q in gate.own_quantities if q not in wrong] if wrong else []:
             itself = "itself is" if len(correct) == 1 else "themselves are"
             result.diagnosis.append(f"{', '.join(correct)} {itself} right in every case")

@@ -53,8 +53,8 @@ def measure_costs(
         by_line: dict[str, float] = {}
         for instr, share in cost.shares:
             line = source.find_line(instr)
-            place = f"{line.file}:{line.number}" if line else ""
-            by_line[place] = by_line.get(place, 0.0) + share
+            location = f"{line.file}:{line.number}" if line else ""
+            by_line[location] = by_line.get(location, 0.0) + share
         costliest = max(by_line, key=lambda place: by_line[place], default="")
         total = sum(max(share, 0.0) for share in by_line.values())
         share_of_total = by_line[costliest] / total if costliest and total else 0.0

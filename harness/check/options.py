@@ -113,8 +113,8 @@ class Options:
     def checker_options(self) -> dict[str, object]:
         """The keyword arguments of a file's checker: the seed, and kernel options other than the defaults."""
         kernels = {name: getattr(self, name) for name in KERNEL_OPTIONS}
-        requested = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
-        return {"seed": self.seed, **requested}
+        non_default = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
+        return {"seed": self.seed, **non_default}
 
     @property
     def cases(self) -> list[Case] | None:
@@ -136,9 +136,9 @@ class Options:
     @property
     def gates(self) -> list[Gate]:
         """The kernel gates that a run checks."""
-        requested = {*self.quantities}
+        quantities = {*self.quantities}
         gates = [gate for gate in self.puzzle.kernel_gates if gate.variant in self.variants]
-        return [g for g in gates if requested & {*g.quantities} and self.gate in (None, g.id)]
+        return [g for g in gates if quantities & {*g.quantities} and self.gate in (None, g.id)]
 
 
 # ---- The flags -----------------------------------------------------------------------------------------------
@@ -274,8 +274,8 @@ def add_kernel_flags(root: Parser, modes: ExclusiveGroup, sources: ExclusiveGrou
 
 def join_names(names: Iterable[str], conjunction: str = "or") -> str:
     """Join names as in a sentence: "ln, dW or dx"."""
-    *before, end = names
-    return f"{', '.join(before)} {conjunction} {end}" if before else end
+    *initial, end = names
+    return f"{', '.join(initial)} {conjunction} {end}" if initial else end
 
 
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:

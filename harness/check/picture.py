@@ -235,11 +235,11 @@ def make_runner(
         return TracedRun(Accesses(replay.gpu.launches, source), outputs, findings, failure)
 
     def run(case: Case) -> TracedRun:
-        traced = replay(case, {})
-        quantities = () if traced.failure else saved_quantities
-        results = reference.compare_all(case, VIRTUAL, gate.variant, traced.outputs, quantities)
+        traced_run = replay(case, {})
+        quantities = () if traced_run.failure else saved_quantities
+        results = reference.compare_all(case, VIRTUAL, gate.variant, traced_run.outputs, quantities)
         if all(result.ok for result in results.values()):
-            return traced
+            return traced_run
         correct_arrays = reference.get_saved_arrays(case, VIRTUAL, gate.variant)
         return replay(
             case, {name: tensor for name, tensor in correct_arrays.items() if name in saved_quantities}
@@ -251,8 +251,8 @@ def make_runner(
 def find_wrong_elements(gate: Gate, case: Case, checker: Checker, run: TracedRun) -> list[WrongElements]:
     """Return the wrong quantities of a gate with their wrong elements, in the order of writing."""
     wrong_elements: list[WrongElements] = []
-    requested = (*gate.provided_quantities, *gate.quantities) if run.outputs else ()
-    results = checker.reference.compare_all(case, VIRTUAL, gate.variant, run.outputs, requested)
+    quantities = (*gate.provided_quantities, *gate.quantities) if run.outputs else ()
+    results = checker.reference.compare_all(case, VIRTUAL, gate.variant, run.outputs, quantities)
     for quantity in (quantity for quantity, result in results.items() if not result.ok):
         got, result = run.outputs[quantity], results[quantity]
         evidence = checker.reference.make_evidence(case, VIRTUAL, quantity, got, result)

@@ -81,9 +81,9 @@ class CountRequest:
             variant: [*puzzle.list_cases(self.dims)[:1], *puzzle.list_limit_cases(variant, self.dims)][-1]
             for variant in self.variants
         }
-        requested = puzzle.list_compiled_variants(self.variants)
+        variants = puzzle.list_compiled_variants(self.variants)
         dims = tuple(dict.fromkeys(case.dims for case in cases.values()))
-        order = RecordRequest(self.exercise.load_package(), puzzle.name, dims, requested, dtype=self.dtype)
+        order = RecordRequest(self.exercise.load_package(), puzzle.name, dims, variants, dtype=self.dtype)
         recording = record(order)
         replayer = replay.Replay(recording, puzzle, self.dtype, block_order=self.blocks)
         reference = Reference(puzzle, self.dtype, self.seed)
@@ -93,10 +93,10 @@ class CountRequest:
             case = cases[variant]
             replayer.run(variant, case, reference.get_inputs(case))
             events = recording.cases[variant, case.dims]
-            recorded = [event for event in events if isinstance(event, RecordedLaunch)]
+            recorded_launches = [event for event in events if isinstance(event, RecordedLaunch)]
             launches = replayer.gpu.launches[num_launches:]
             count = count_needed_launches(launches, {*puzzle.forward, *puzzle.backward})
-            runs[variant] = ReplayedVariant(launches[:count], recorded[:count], events)
+            runs[variant] = ReplayedVariant(launches[:count], recorded_launches[:count], events)
         return runs
 
     def profile_variants(self) -> dict[str, list[LaunchProfile]]:
@@ -117,7 +117,7 @@ def count_needed_launches(launches: list[Launch], outputs: set[str]) -> int:
 
 
 def profile_launch(
-    launch: Launch, recorded: RecordedLaunch, events: Sequence[RecordedTensor | RecordedLaunch]
+    launch: Launch, recorded_launch: RecordedLaunch, events: Sequence[RecordedTensor | RecordedLaunch]
 ) -> LaunchProfile:
     """Return the profile of a replayed launch; sizes come from its recorded tensors."""
     sizes = {event.name: event.nbytes for event in events if isinstance(event, RecordedTensor)}
@@ -125,7 +125,15 @@ def profile_launch(
     read = sum(sizes[name] for name, t in traffic.items() if t.read and name in sizes)
     written = sum(sizes[name] for name, t in traffic.items() if (t.written or t.atomics) and name in sizes)
     arrays = {shorten_shared_name(variable): name for variable, name in launch.kernel.shared_names.items()}
-    return LaunchProfile(recorded.name, recorded.grid, recorded.block, launch.counters, read, written, arrays)
+    return LaunchProfile(
+        recorded_launch.name,
+        recorded_launch.grid,
+        recorded_launch.block,
+        launch.counters,
+        read,
+        written,
+        arrays,
+    )
 
 
 def format_table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:

@@ -74,14 +74,14 @@ class PythonChecker:
         Raises DamagedFile, with file and line, if the file cannot be read, has broken markers or is
         not Python.
         """
-        requested = select_gates(self.puzzle, self.rung, gates)
+        selected_gates = select_gates(self.puzzle, self.rung, gates)
         by_id = read_rung_blanks(path, self.rung)
         provided = select_provided_gates(gates, by_id)
         cases = self.puzzle.list_cases(None) if cases is None else cases
         self.on_step("begun", (None, self.get_time_limit(cases)))
         module = load_module(path)
         results: list[GateResult] = []
-        for gate in requested:
+        for gate in selected_gates:
             self.on_step("begun", (gate.id, self.get_time_limit(cases)))
             result = GateResult(gate, "unsolved")
             if by_id[gate.id].size or gate.id in provided:
@@ -215,10 +215,10 @@ def describe_exception(error: BaseException, path: Path, max_length: int | None 
 
     The message is cut to `max_length` characters, not counting the file's path.
     """
-    where = locate_error(error, path)
+    location = locate_error(error, path)
     message = " ".join(str(error).split())[:max_length]
-    kind = "" if type(error) is ValueError and not where else f"{type(error).__name__}: "
-    return f"{where}{kind}{message}"
+    kind = "" if type(error) is ValueError and not location else f"{type(error).__name__}: "
+    return f"{location}{kind}{message}"
 
 
 def locate_error(error: BaseException, path: Path) -> str:

@@ -330,8 +330,10 @@ class Reference:
         import torch
 
         def get_torch_dtype(name: str, array: np.ndarray) -> torch.dtype:
-            wide = dtype == "float64" and array.dtype.kind == "f"
-            return getattr(torch, "float64" if wide else self.puzzle.get_input_dtype(name, array, dtype))
+            is_widened = dtype == "float64" and array.dtype.kind == "f"
+            return getattr(
+                torch, "float64" if is_widened else self.puzzle.get_input_dtype(name, array, dtype)
+            )
 
         return {
             name: add_strides(array, get_torch_dtype(name, array), device) for name, array in arrays.items()

@@ -58,7 +58,7 @@ def find_source_errors(path: Path, blank: Blank) -> list[SourceError]:
             scope.find_axis_mismatch(code, bounds),
             find_exchanged_arguments(code, items, scope),
         ):
-            located_errors += [SourceError(mistake, number, words) for mistake, words in faults]
+            located_errors += [SourceError(mistake, number, message) for mistake, message in faults]
     return located_errors
 
 
@@ -246,8 +246,8 @@ def find_use_in_loop(finding: "Finding", source: Path) -> int | None:
     return using_lines[0] if len(using_lines) == 1 and not uses.search(text[number - 1]) else None
 
 
-def is_in_blank(at: "Location", source: Path, blank: Blank) -> bool:
-    return blank.line <= at.line < blank.line + len(blank.body) and Path(at.file) == source
+def is_in_blank(frame: "Location", source: Path, blank: Blank) -> bool:
+    return blank.line <= frame.line < blank.line + len(blank.body) and Path(frame.file) == source
 
 
 def has_merged_line(finding: "Finding") -> bool:

@@ -73,9 +73,9 @@ class SubprocessChecker:
 
         Raises the exceptions of the rung's checker, and DamagedFile if loading the file ends the process.
         """
-        requested = [gate.id for gate in select_gates(self.exercise.puzzle, self.exercise.rung, gates)]
+        gate_ids = [gate.id for gate in select_gates(self.exercise.puzzle, self.exercise.rung, gates)]
         results_by_id: dict[str, GateResult] = {}
-        while remaining := [id for id in requested if id not in results_by_id]:
+        while remaining := [id for id in gate_ids if id not in results_by_id]:
             self._process = worker = self._process or Worker(self.exercise, self.options, self.terminal)
             try:
                 worker.run_check(path, remaining, cases, results_by_id)
@@ -93,7 +93,7 @@ class SubprocessChecker:
             except BaseException:
                 self.close()
                 raise
-        results = [results_by_id[id] for id in requested]
+        results = [results_by_id[id] for id in gate_ids]
         redirect_gates(results, self.exercise.rung.dependencies)
         return results
 
@@ -165,9 +165,9 @@ class Worker:
         try:
             return self.connection.recv()
         except (EOFError, OSError):
-            where = find_stack_line(self.stack, path) or path
+            location = find_stack_line(self.stack, path) or path
             reason = describe_exit(wait_for_exit(self.process, GRACE_PERIOD_S))
-            raise WorkerDied(f"{where}: {reason}, so it was not checked") from None
+            raise WorkerDied(f"{location}: {reason}, so it was not checked") from None
 
 
 def find_terminal() -> str:
@@ -285,8 +285,8 @@ def make_exit_reporter(
     def report(status: int) -> None:
         if os.getpid() == worker_pid:
             frames = [frame for frame in traceback.extract_stack() if frame.filename == str(path)]
-            where = f"{path}:{frames[-1].lineno}: " if frames else f"{path}: "
-            send("left", f"{where}os._exit({status}): {EXITED}")
+            location = f"{path}:{frames[-1].lineno}: " if frames else f"{path}: "
+            send("left", f"{location}os._exit({status}): {EXITED}")
         exit_process(status)
 
     return report

@@ -92,9 +92,9 @@ def call_function(path: Path, interface: TorchFunction, tensors: Tensors) -> Ten
     returned = call_and_unpack(load_function(path, interface), interface, tensors)
     results = {name: tensor.detach() for name, tensor in zip(interface.returns, returned, strict=True)}
     if leaves:
-        incoming = [tensors[name] for name in interface.grad_outputs]
-        outputs = returned[: len(incoming)]
-        gradients = call_autograd_grad(outputs, list(leaves.values()), incoming)
+        grad_outputs = [tensors[name] for name in interface.grad_outputs]
+        outputs = returned[: len(grad_outputs)]
+        gradients = call_autograd_grad(outputs, list(leaves.values()), grad_outputs)
         for (name, quantity), gradient in zip(interface.gradients.items(), gradients, strict=True):
             if gradient is None:
                 raise ValueError(f"no gradient comes back for {name}: backward returns None in its place")

@@ -61,8 +61,8 @@ class WrongSolution:
     @property
     def is_in_blank(self) -> bool:
         """True if the edit is inside a blank, so that a learner can make the mistake."""
-        before, after = self.solution.read_text(), self.edit_text(self.solution)
-        return blanks.remove_blanks(before) == blanks.remove_blanks(after)
+        original, edited = self.solution.read_text(), self.edit_text(self.solution)
+        return blanks.remove_blanks(original) == blanks.remove_blanks(edited)
 
     def build_target(self) -> Path:
         """Return the checker's input: the op package or the file, cached."""

@@ -65,6 +65,6 @@ def compute_worst_baseline(
         return float(torch.where(finite, errors, 0.0).max()) if errors.numel() else 0.0
 
     return {
-        name: max((each for each in results if name in each), key=partial(compute_error, name))[name]
+        name: max((result for result in results if name in result), key=partial(compute_error, name))[name]
         for name in default_result
     }

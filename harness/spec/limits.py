@@ -36,9 +36,9 @@ class Counts:
 
     def select_sites(self, space: str, tensors: Iterable[str] = (), verb: str = "") -> "list[Site]":
         """Return the memory instructions in a state space, by default on any tensor and of any verb."""
-        requested = set(tensors)
+        tensor_names = set(tensors)
         sites = [s for launch in self.launches for s in launch.counters.sites.values() if s.space == space]
-        return [s for s in sites if (s.tensor in requested or not requested) and verb in ("", s.verb)]
+        return [s for s in sites if (s.tensor in tensor_names or not tensor_names) and verb in ("", s.verb)]
 
     def select_issued(self, op: str) -> "list[IssueCount]":
         """Return the counts of each collective instruction with opcode `op`, such as barriers ("bar")."""

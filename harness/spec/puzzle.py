@@ -131,7 +131,7 @@ class Puzzle:
         title: What it is about, in a few words.
         subject: A short form for headings, "Custom {subject} Gradients".
         gates: The gates, in the order in which a learner should solve them.
-        rungs: The tracks that solve them, in order. The main rung, the default of --rung, is the one with
+        rungs: The ways to solve them, in order. The main rung, the default of --rung, is the one with
             kernels, or the last if no rung has any.
         every_rung: Whether a run without --rung checks all rungs: the Python files, then the kernels.
 
@@ -282,8 +282,8 @@ class Puzzle:
     def list_limit_cases(self, variant: str, dims: Dims | None = None) -> list[Case]:
         """Return the cases that check a variant's limits: its own, or else those of all variants."""
         limit_cases = [case for case in self.list_cases(dims) if case.checks_limits]
-        own = [case for case in limit_cases if case.variant == variant]
-        return own or [case for case in limit_cases if not case.variant]
+        own_cases = [case for case in limit_cases if case.variant == variant]
+        return own_cases or [case for case in limit_cases if not case.variant]
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -292,9 +292,9 @@ class Puzzle:
 
     def list_calls(self, variants: Iterable[str]) -> tuple[Call, ...]:
         """Return the calls in a graph of some variants, in order."""
-        recorded = {quantity for gate in self.gates for quantity in gate.recorded_quantities}
+        recorded_only = {quantity for gate in self.gates for quantity in gate.recorded_quantities}
         calls = (call for name in variants for call in self.variants[name])
-        return tuple(call for call in calls if not recorded & call.op.writes.keys())
+        return tuple(call for call in calls if not recorded_only & call.op.writes.keys())
 
     @property
     def has_separate_variants(self) -> bool:

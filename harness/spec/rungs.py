@@ -1,4 +1,4 @@
-"""Describe a puzzle's rungs: tracks that solve its gates, each with a learner's file of blanks and a checker.
+"""Describe a puzzle's rungs: ways to solve its gates, each with a learner's file of blanks and a checker.
 
 A checker is a class with this protocol; a puzzle may define one in its folder, ".checker:Checker":
 
@@ -40,7 +40,7 @@ def get_rung_name(id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One track that solves gates of a puzzle.
+    """One way to solve gates of a puzzle.
 
     Attributes:
         id: A key of NAMES, and the value of `--rung`.

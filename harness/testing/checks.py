@@ -320,8 +320,8 @@ CHECKS: dict[str, Check] = {  # in the order of a report
     "layout of inputs": check_layouts,
     "layout of the gradient": combine(
         *(
-            compare_calls(f"for a gradient that is not contiguous ({name}) ({{sizes}})", select_sizes=get_ordinary_sizes, dtypes=select_kernel_dtypes(*LOW_PRECISION_DTYPES), make_grad_outputs=incoming)
-            for name, incoming in STRIDED_GRADIENTS.items()
+            compare_calls(f"for a gradient that is not contiguous ({name}) ({{sizes}})", select_sizes=get_ordinary_sizes, dtypes=select_kernel_dtypes(*LOW_PRECISION_DTYPES), make_grad_outputs=make_gradients)
+            for name, make_gradients in STRIDED_GRADIENTS.items()
         ),
         *(
             compare_calls(f"where inputs and gradient are not contiguous ({name})", transform_inputs=checks.change_layout(layout), make_grad_outputs=STRIDED_GRADIENTS[name])

@@ -87,14 +87,14 @@ class WrongGradient:
         ):
             yield description
         flat = [read_as_contiguous(g) for g in e.grad_outputs]
-        moved = any(g.stride() != f.stride() for g, f in zip(e.grad_outputs, flat, strict=True))
-        if moved and self.is_right_for(flat):
+        is_strided = any(g.stride() != f.stride() for g, f in zip(e.grad_outputs, flat, strict=True))
+        if is_strided and self.is_right_for(flat):
             yield "reads the gradient that comes in as if it were contiguous"
         if self.got.dim() > 1 and self.equals(self.truth.mT):
             yield "is transposed"
         count = sum(t.requires_grad for t in e.inputs)
-        for name, other in zip(e.names[-count:], e.truth[-count:], strict=True):
-            if other is not self.truth and self.equals(other):
+        for name, other_truth in zip(e.names[-count:], e.truth[-count:], strict=True):
+            if other_truth is not self.truth and self.equals(other_truth):
                 yield f"is {name}"
         ranks = [g.dim() for g in e.grad_outputs]
         for axis in range(max(ranks) - 1 if all(ranks) else 0):
@@ -122,7 +122,7 @@ class WrongGradient:
         if is_trivial or not self.equals(factor * self.truth):
             return ""
         axes = resolve_sizes(self.problem.sizes[0], self.problem.size_names).items()
-        sizes = {name: math.prod(each) for name, each in axes}
+        sizes = {name: math.prod(axis_sizes) for name, axis_sizes in axes}
         for names in itertools.chain(itertools.combinations(sizes, 1), itertools.combinations(sizes, 2)):
             product = math.prod(sizes[name] for name in names)
             if math.isclose(factor * product, 1, rel_tol=1e-6):

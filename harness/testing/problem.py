@@ -166,15 +166,17 @@ def list_size_names(entries: Mapping[str, InputSpec]) -> list[str]:
 
 
 def resolve_sizes(kind: str, size_names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the axes of each size name for a kind of sizes: a key of `LEADING_AXES` or `SIZE_CYCLES`, "tall", or a size
-    for one name or for all, such as "1 for H", where the other names have odd sizes."""
+    """Map each size name to its sizes: one, or one for each leading axis.
+
+    `kind` is a key of `LEADING_AXES` or `SIZE_CYCLES`, "tall", or a size for one name or for all, such as
+    "1 for H", with odd sizes for the other names.
+    """
     cycle = SIZE_CYCLES.get(kind, SIZE_CYCLES["odd"])
     axes = {name: (cycle[i % len(cycle)],) for i, name in enumerate(size_names, "..." in size_names)}
     if "..." in axes:
         axes["..."] = LEADING_AXES.get(kind, LEADING_AXES["odd"])
-    size, _, selected = (
-        f"{MANY_ROWS} for {size_names[0]}" if kind == "tall" and size_names else kind
-    ).partition(" for ")
+    kind = f"{MANY_ROWS} for {size_names[0]}" if kind == "tall" and size_names else kind
+    size, _, selected = kind.partition(" for ")
     return axes | {name: (int(size),) for name in size_names if selected in (name, "all")}
 
 

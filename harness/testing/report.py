@@ -62,14 +62,14 @@ class Report:
             f"{self.where}, {self.duration_s:.1f} s",
         )
         if self.wrong:
-            first, *others = self.wrong
+            first, *further = self.wrong
             lines = [f"WRONG: {first.message}", f"   in the check '{first.name}'"]
             lines += [f"   {self.mistake}"] * bool(self.mistake)
-            only = "; no other was made: they would say the same" * (first.name == "plain")
-            lines.append(f"wrong in {format_part(len(self.wrong), count)}, {where}{only}")
-            lines += [f"   {tried.name}: {tried.message}" for tried in others[:MAX_SHOWN]]
-            lines += [f"   and {', '.join(tried.name for tried in others[MAX_SHOWN:])}"] * bool(
-                others[MAX_SHOWN:]
+            note = "; no other was made: they would say the same" * (first.name == "plain")
+            lines.append(f"wrong in {format_part(len(self.wrong), count)}, {where}{note}")
+            lines += [f"   {tried.name}: {tried.message}" for tried in further[:MAX_SHOWN]]
+            lines += [f"   and {', '.join(tried.name for tried in further[MAX_SHOWN:])}"] * bool(
+                further[MAX_SHOWN:]
             )
         else:
             lines = [f"right in {format_part(len(self.select('right')), count)}, {where}"]

@@ -85,27 +85,27 @@ X = [1.5, 2.5, 3.5, 4.5, 5.5, 6.5]
 
 
 def test_wrong_element_read():
-    fault = find_cause(make_run(copy_x(X, read=1)), make_run(copy_x(X)), Element("y", 2))
-    assert (fault.kind, fault.thread) == ("element", Thread(0, 0, 2))
-    assert [a.element for a in fault.extra] == [Element("x", 3)] and fault.missing == (Element("x", 2),)
-    assert fault.line == Line(FILE, 10, "b") and (fault.got, fault.expected) == (4.5, 3.5)
+    cause = find_cause(make_run(copy_x(X, read=1)), make_run(copy_x(X)), Element("y", 2))
+    assert (cause.kind, cause.thread) == ("element", Thread(0, 0, 2))
+    assert [a.element for a in cause.extra] == [Element("x", 3)] and cause.missing == (Element("x", 2),)
+    assert cause.line == Line(FILE, 10, "b") and (cause.got, cause.expected) == (4.5, 3.5)
 
 
 def test_missing_read():
     both = [(0, 0, 0, 1.0), (0, 0, 1, 2.0)]
     actual = make_launch(("R", "x", 10, both[:1]), ("W", "y", 12, [(0, 0, 0, 1.0)]))
     expected = make_launch(("R", "x", 10, both), ("W", "y", 12, [(0, 0, 0, 3.0)]))
-    fault = find_cause(make_run(actual), make_run(expected), Element("y", 0))
-    assert (fault.kind, fault.missing, fault.extra) == ("element", (Element("x", 1),), ())
-    assert fault.line == Line(FILE, 10, "b"), "the read whose loop stops too early"
+    cause = find_cause(make_run(actual), make_run(expected), Element("y", 0))
+    assert (cause.kind, cause.missing, cause.extra) == ("element", (Element("x", 1),), ())
+    assert cause.line == Line(FILE, 10, "b"), "the read whose loop stops too early"
 
 
 def test_wrong_value_from_correct_reads():
     actual, expected = copy_x(X), copy_x(X)
     actual.events.value[4:] *= 2
-    fault = find_cause(make_run(actual), make_run(expected), Element("y", 1))
-    assert (fault.kind, fault.thread, fault.got, fault.expected) == ("value", Thread(0, 0, 1), 5.0, 2.5)
-    assert fault.line == Line(FILE, 11, "b")
+    cause = find_cause(make_run(actual), make_run(expected), Element("y", 1))
+    assert (cause.kind, cause.thread, cause.got, cause.expected) == ("value", Thread(0, 0, 1), 5.0, 2.5)
+    assert cause.line == Line(FILE, 11, "b")
 
 
 def test_rounding_difference_is_not_a_bug():
@@ -119,10 +119,10 @@ def test_value_written_to_wrong_element():
         reads = ("R", "x", 10, [(0, 0, 0, 1.5), (0, 0, 1, 2.5)])
         return make_launch(reads, *(("W", "y", 11, [(0, 0, e, v)]) for e, v in order))
 
-    fault = find_cause(
+    cause = find_cause(
         make_run(write([(0, 2.5), (1, 1.5)])), make_run(write([(0, 1.5), (1, 2.5)])), Element("y", 0)
     )
-    assert (fault.kind, fault.missing) == ("place", (Element("y", 1),))
+    assert (cause.kind, cause.missing) == ("place", (Element("y", 1),))
 
 
 def test_reads_in_wrong_order():
@@ -131,10 +131,10 @@ def test_reads_in_wrong_order():
             *(("R", "x", 10, [(0, 0, e, X[e])]) for e in order), ("W", "y", 11, [(0, 0, 0, written)])
         )
 
-    fault = find_cause(make_run(make([0, 1], 7.0)), make_run(make([1, 0], 9.0)), Element("y", 0))
-    assert fault.kind == "order"
-    assert (fault.extra[0].element, fault.missing[0]) == (Element("x", 1), Element("x", 0))
-    assert fault.line == Line(FILE, 10, "b")
+    cause = find_cause(make_run(make([0, 1], 7.0)), make_run(make([1, 0], 9.0)), Element("y", 0))
+    assert cause.kind == "order"
+    assert (cause.extra[0].element, cause.missing[0]) == (Element("x", 1), Element("x", 0))
+    assert cause.line == Line(FILE, 10, "b")
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_writes_of_wrong_thread_or_kind(actual, expected, kind, thread_index):
     def make(writes):
         return make_launch(*((kind, "y", 11, [(0, thread, 3, value)]) for kind, thread, value in writes))
 
-    fault = find_cause(make_run(make(actual)), make_run(make(expected)), Element("y", 3))
-    assert (fault.kind, fault.thread.thread) == (kind, thread_index)
-    assert fault.line == Line(FILE, 11, "b")
+    cause = find_cause(make_run(make(actual)), make_run(make(expected)), Element("y", 3))
+    assert (cause.kind, cause.thread.thread) == (kind, thread_index)
+    assert cause.line == Line(FILE, 11, "b")
 
 
 def test_order_of_additions_is_ignored():
     def make(values):
         return make_launch(*(("A", "y", 11, [(0, 0, 0, value)]) for value in values))
 
-    fault = find_cause(make_run(make([1.0, 2.0])), make_run(make([2.0, 1.0])), Element("y", 0))
-    assert fault.kind == "same"
+    cause = find_cause(make_run(make([1.0, 2.0])), make_run(make([2.0, 1.0])), Element("y", 0))
+    assert cause.kind == "same"
 
 
 def test_bug_is_traced_through_launches_and_shared_memory():
@@ -181,10 +181,10 @@ def test_bug_is_traced_through_launches_and_shared_memory():
         )
         return make_run(first, second)
 
-    fault = find_cause(make_launches(1), make_launches(0), Element("y", 1))
-    assert [hop.read.element for hop in fault.chain] == [Element("scratch", 1), Element("tile", 5, 0, 0)]
-    assert (fault.kind, fault.thread) == ("element", Thread(0, 0, 3))
-    assert fault.missing == (Element("x", 3),) and fault.extra[0].element == Element("x", 2)
+    cause = find_cause(make_launches(1), make_launches(0), Element("y", 1))
+    assert [hop.read.element for hop in cause.chain] == [Element("scratch", 1), Element("tile", 5, 0, 0)]
+    assert (cause.kind, cause.thread) == ("element", Thread(0, 0, 3))
+    assert cause.missing == (Element("x", 3),) and cause.extra[0].element == Element("x", 2)
 
 
 def test_trace_can_visit_an_element_twice():
@@ -198,9 +198,9 @@ def test_trace_can_visit_an_element_twice():
             ("W", "y", 12, [(0, 0, 0, 2 * stored)]),
         )
 
-    fault = find_cause(make_run(double(4.0)), make_run(double(1.5)), Element("y", 0))
-    assert (fault.kind, fault.thread, fault.got, fault.expected) == ("value", Thread(0, 0, 1), 4.0, 1.5)
-    assert [hop.write.thread for hop in fault.chain] == [Thread(0, 0, 0)]
+    cause = find_cause(make_run(double(4.0)), make_run(double(1.5)), Element("y", 0))
+    assert (cause.kind, cause.thread, cause.got, cause.expected) == ("value", Thread(0, 0, 1), 4.0, 1.5)
+    assert [hop.write.thread for hop in cause.chain] == [Thread(0, 0, 0)]
 
 
 def test_shared_memory_is_separate_for_each_block():
@@ -216,16 +216,16 @@ def test_bug_is_traced_through_a_shuffle():
         total = sum(value for *_, value in reads)
         return make_run(make_launch(("R", "x", 10, reads), ("W", "y", 11, [(0, 0, 0, total)]), shuffles=True))
 
-    fault = find_cause(make(True), make(False), Element("y", 0))
-    assert (fault.kind, fault.thread) == ("element", Thread(0, 0, 3))
+    cause = find_cause(make(True), make(False), Element("y", 0))
+    assert (cause.kind, cause.thread) == ("element", Thread(0, 0, 3))
 
 
 def test_reads_in_another_blank_are_ignored():
     other_read = ("R", "x", 90, [(0, 0, 7, 0.5)])
     actual = make_launch(("R", "x", 10, [(0, 0, 1, 2.5)]), other_read, ("W", "y", 11, [(0, 0, 0, 2.5)]))
     expected = make_launch(("R", "x", 10, [(0, 0, 0, 1.5)]), ("W", "y", 11, [(0, 0, 0, 1.5)]))
-    fault = find_cause(make_run(actual), make_run(expected), Element("y", 0))
-    assert [a.element.index for a in fault.extra] == [1]
+    cause = find_cause(make_run(actual), make_run(expected), Element("y", 0))
+    assert [a.element.index for a in cause.extra] == [1]
 
 
 def test_unwritten_element():

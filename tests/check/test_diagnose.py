@@ -91,15 +91,15 @@ def test_mistakes_are_identified_in_every_affected_quantity(mistake):
             continue
         affected += 1
         diagnosis = d.diagnose(PUZZLE, quantity, cases, gate="G")
-        named = next(m for m in MISTAKES if m.id == diagnosis.mistake)
+        diagnoses = next(m for m in MISTAKES if m.id == diagnosis.mistake)
         for case, values in values_by_case:
             if values is not None:  # naming another mistake is correct only if its values are equal
-                other = np.asarray(getattr(derive(ARRAYS[case.name], named.changes), quantity))
+                other = np.asarray(getattr(derive(ARRAYS[case.name], diagnoses.changes), quantity))
                 error = np.abs(values - other)
                 error = error.min(0) if other.ndim > values.ndim else error
                 assert error.max() <= 1e-6 * np.abs(values).max(), (quantity, diagnosis.mistake)
-        assert diagnosis.hint == f"G-{named.hint}"
-        assert f"equals the reference {named.description}, " in diagnosis.sentence
+        assert diagnosis.hint == f"G-{diagnoses.hint}"
+        assert f"equals the reference {diagnoses.description}, " in diagnosis.sentence
     assert affected, "a mistake must change some quantity"
 
 
@@ -164,17 +164,17 @@ NONFINITE_CASES = [case for case in p22.cases() if is_nonfinite(case.values)]
 
 @pytest.mark.parametrize("case", NONFINITE_CASES, ids=lambda case: case.name)
 def test_dropped_or_propagated_nan_is_identified(case):
-    named = set()
+    mistakes = set()
     for quantity in QUANTITIES:
         expected = get_truth(case, quantity)
         if not np.isfinite(expected).all():
             dropped = make_evidence(case, quantity, np.where(np.isfinite(expected), expected, 0.5))
             assert dropped.result.num_nonfinite and not dropped.result.ok
-            named.add(d.diagnose(PUZZLE, quantity, [dropped], gate="dx").mistake)
+            mistakes.add(d.diagnose(PUZZLE, quantity, [dropped], gate="dx").mistake)
         if np.isfinite(expected).any():
             propagated = make_evidence(case, quantity, np.full(expected.shape, np.nan))
-            named.add(d.diagnose(PUZZLE, quantity, [propagated], gate="dx").mistake)
-    assert named == {"nan-swallowed", "nan-spread"}
+            mistakes.add(d.diagnose(PUZZLE, quantity, [propagated], gate="dx").mistake)
+    assert mistakes == {"nan-swallowed", "nan-spread"}
 
 
 def test_expected_nan_does_not_hide_a_known_mistake():
@@ -363,8 +363,8 @@ ATOMIC_STORE = ("global race", "x: an atomic by A and a store by B", "b.mojo:2:2
 )  # fmt: skip
 def test_findings_are_attributed_to_a_cause(findings, mistake):
     arguments = [finding if isinstance(finding, tuple) else (finding,) for finding in findings]
-    explained = d.find_cause([make_finding(*argument) for argument in arguments])
-    assert (explained and explained[0]) == mistake
+    cause = d.find_cause([make_finding(*argument) for argument in arguments])
+    assert (cause and cause[0]) == mistake
 
 
 def test_explained_kinds_are_kinds_of_findings():

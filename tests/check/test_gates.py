@@ -264,9 +264,9 @@ def test_error_outside_blanks_is_explained_by_double_index(puzzle, solution, tmp
     by_id = blanks.find_blanks(source.read_text())
     message = f"it does not compile\nerror: failed to run the pass manager\nalso {source}:1:4: error: function instantiation failed"
     error = CompileFailed(message, "all of it")
-    explained = add_blank_note(error, source, by_id, ["db"])
-    assert str(explained).splitlines()[-1].endswith("takes both indices at once, `dy[row, o]`")
-    assert f"   -> line {by_id['db'].line + 1}: " in str(explained) and explained.details == "all of it"
+    explanation = add_blank_note(error, source, by_id, ["db"])
+    assert str(explanation).splitlines()[-1].endswith("takes both indices at once, `dy[row, o]`")
+    assert f"   -> line {by_id['db'].line + 1}: " in str(explanation) and explanation.details == "all of it"
     solution_source = solution.path / puzzle.source
     assert (
         add_blank_note(error, solution_source, blanks.find_blanks(solution_source.read_text()), ["db"])

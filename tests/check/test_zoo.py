@@ -84,12 +84,12 @@ def list_orders(folder, tests):
 
 def assert_rejected(wrong, results):
     """Assert that exactly the expected gates are wrong, and that the report has a hint."""
-    named = results[wrong.gate]
+    result = results[wrong.gate]
     rejected = {id for id, result in results.items() if result.state == "wrong"}
     assert rejected == {wrong.gate, *wrong.also} & results.keys(), {
         id: results[id].diagnosis for id in rejected
     }
-    assert named.hint.startswith(
+    assert result.hint.startswith(
         f"{find_puzzle(wrong.puzzle).get_ladder_name(wrong.target_rung, wrong.gate)}-"
     )
     correct = [result for id, result in results.items() if id not in rejected]

@@ -504,7 +504,7 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
         "row by row": orders.ORDERS["row-major"](width, width),
         "along the curve": orders.ORDERS["hilbert"](width, width),
     }
-    loads = [orders.window_tiles(order, width, radius, tile) for order in named.values()]
+    loads = [orders.find_window_tiles(order, width, radius, tile) for order in named.values()]
     counts = [each.sum(1) for each in loads]
     so_far = [each.cumsum() for each in counts]
     totals, steps = [each[-1] for each in so_far], width * width // tile
@@ -574,7 +574,7 @@ def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]
             more = ring["block_forward"](queries[rank], *block, held[rank], held[owner], 0.5, False)
             merged[rank] = ring["merge"](*merged[rank], *more)
         errors.append(largest_error((mine for mine, _ in merged), outputs_))
-        blocks = ring["turn"](blocks)
+        blocks = ring["rotate"](blocks)
     sums: list[tuple[np.ndarray, tuple[int, ...]]] = [(np.zeros_like(each), ()) for each in keys]
     backward, back_errors = [], []
     for step in range(RANKS + 1):
@@ -589,7 +589,7 @@ def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]
         back_errors.append(
             largest_error((total for total, _ in sums), (exact[owner] for owner, *_ in blocks))
         )
-        blocks, sums = ring["turn"](blocks), ring["turn"](sums)
+        blocks, sums = ring["rotate"](blocks), ring["rotate"](sums)
     return errors, where, backward, back_errors
 
 

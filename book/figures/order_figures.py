@@ -47,7 +47,7 @@ def ratio(side: int, radius: int, tile: int) -> float:
 @functools.cache
 def pairs_of(name: str, side: int, radius: int, tile: int) -> int:
     """Counted tile pairs of an order."""
-    return count_costs(orders.ORDERS[name](side, side), side, radius, tile).pairs
+    return count_costs(orders.ORDERS[name](side, side), side, radius, tile).tile_pairs
 
 
 FILES = {

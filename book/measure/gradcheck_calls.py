@@ -14,7 +14,7 @@ from book.examples.gradcheck_calls import list_calls
 from book.measure.check_backward import opcheck
 from book.measure.shared import import_cases, write
 from harness.check.gradients import DTYPES, Function, compute_outputs
-from harness.puzzles.p21.hunt import USUAL
+from harness.puzzles.p21.hunt import USUAL_CHECKS
 from harness.testing.problem import Problem, make_problem
 
 LARGEST = 40_000
@@ -63,7 +63,9 @@ def rows() -> Iterator[dict]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             usual = {
-                name: int(check(problem) is not None) for name, check in USUAL.items() if name != "opcheck"
+                name: int(check(problem) is not None)
+                for name, check in USUAL_CHECKS.items()
+                if name != "opcheck"
             }
             yield {
                 "version": asked.name,

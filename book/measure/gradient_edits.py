@@ -13,7 +13,7 @@ import torch
 from book.measure.hunt_versions import Version, versions
 from book.measure.shared import import_cases, write
 from harness.check.python_files import load_module
-from harness.puzzles.p21.hunt import USUAL, find_function, run_usual_checks
+from harness.puzzles.p21.hunt import USUAL_CHECKS, find_function, run_usual_checks
 from harness.puzzles.p21.subjects import REFERENCES
 from harness.testing import check_backward
 
@@ -26,15 +26,15 @@ def row(version: Version, folder: Path) -> dict:
     path = folder / f"{version.gate}_{version.name}.py"
     path.write_text(version.text, encoding="utf-8")
     function = find_function(version.gate, load_module(path)).apply
-    usual = run_usual_checks(REFERENCES[version.gate].subject(function))
-    reference, inputs = REFERENCES[version.gate].reference, import_cases("zoo_cases").P21[version.gate]
+    usual = run_usual_checks(REFERENCES[version.gate].make_subject(function))
+    reference, inputs = REFERENCES[version.gate].function, import_cases("zoo_cases").P21[version.gate]
     report = check_backward(function, reference=reference, inputs=inputs, leave_out=NOT_ASKED)
     first = report.wrong[0] if report.wrong else None
     return {
         "gate": version.gate,
         "version": version.name,
         "kind": version.kind,
-        **{name: int(usual[name]) for name in USUAL},
+        **{name: int(usual[name]) for name in USUAL_CHECKS},
         "check_backward": int(first is not None),
         "try": first.name if first else "",
         "said": " ".join(first.message.split()) if first else "",

@@ -17,7 +17,7 @@ from harness.spec.rounding import round_to_dtype
 EPS = 1e-5
 """The epsilon added to LayerNorm's variance."""
 LARGEST_EXPONENT = 80
-"""exp(x) does not overflow in float32 for any x up to this."""
+"""An exponent x at which exp(x) is still finite in float32."""
 SIXTEEN_BIT_DTYPES = ("bfloat16", "float16")
 Terms = Callable[[Derivation], np.ndarray]
 """The terms of a sum, [..., columns]."""
@@ -112,8 +112,8 @@ class OnlineSteps:
 
     Attributes:
         scores: The scores.
-        before, after: The thread's running maximum before and after a step, -inf at first, [..., threads, steps, 1].
-        last: The thread's final maximum, [..., threads, 1, 1].
+        previous_max, running_max: The thread's maximum before and after a step, -inf at first, [..., threads, steps, 1].
+        final_max: The thread's final maximum, [..., threads, 1, 1].
         columns: The number of columns in a row.
     """
 
@@ -131,9 +131,13 @@ class OnlineSteps:
         padded = np.full((*rows, -(-columns // step) * step), -np.inf)
         padded[..., :columns] = scores
         steps = padded.reshape(*rows, -1, threads, width).swapaxes(-3, -2)
-        after = np.maximum.accumulate(steps.max(-1, keepdims=True), -2)
-        before = np.concatenate([np.full_like(after[..., :1, :], -np.inf), after[..., :-1, :]], -2)
-        return OnlineSteps(steps, before, finite_max(after), finite_max(after[..., -1:, :]), columns)
+        running_max = np.maximum.accumulate(steps.max(-1, keepdims=True), -2)
+        previous_max = np.concatenate(
+            [np.full_like(running_max[..., :1, :], -np.inf), running_max[..., :-1, :]], -2
+        )
+        return OnlineSteps(
+            steps, previous_max, finite_max(running_max), finite_max(running_max[..., -1:, :]), columns
+        )
 
     def join(self, weights: np.ndarray) -> np.ndarray:
         """Return the steps' weights as rows [..., columns]."""

@@ -18,7 +18,7 @@ from harness.check.gradients import (
     describe_error,
     ones_like,
 )
-from harness.puzzles.p21.known import KNOWN
+from harness.puzzles.p21.known import KNOWN_FORMULAS
 from harness.testing.problem import Problem, resolve_sizes
 
 
@@ -67,7 +67,7 @@ class WrongGradient:
         """Yield known mistakes that produce this gradient, of ops whose formula produces the correct one."""
         inputs = [t.detach() for t in to_float64_leaves(self.call.inputs)]
         dy = self.call.grad_outputs[0].double()
-        for number, formula, mistakes in KNOWN:
+        for number, formula, mistakes in KNOWN_FORMULAS:
             with contextlib.suppress(Exception):  # the formula does not accept these inputs
                 if number == self.input_index and replace(self, got=formula(inputs, dy)).equals(self.truth):
                     for wrong, description in mistakes.items():

@@ -4,7 +4,7 @@
 The number of positions s may differ by rank. A rank has one or two ranges of positions, concatenated (`chunks`).
 lse [B, N, s] is the logarithm of each row's sum of exponentials.
 
-Nothing is sent: after each step of all ranks, the list is rotated by one (`turn`). in_torch.py has the same functions
+Nothing is sent: after each step of all ranks, the list is rotated by one (`rotate`). in_torch.py has the same functions
 with processes.
 """
 
@@ -31,12 +31,12 @@ def chunks(rank, size, length, balanced):
     # BLANK-END balanced
 
 
-def positions(held):
-    """Return the positions of a rank in the sequence; `held` are its ranges."""
-    return np.concatenate([np.arange(*span) for span in held])
+def positions(ranges):
+    """Return the positions in the sequence of a rank with these ranges."""
+    return np.concatenate([np.arange(*span) for span in ranges])
 
 
-def turn(items):
+def rotate(items):
     """Rotate: return each rank's item after every rank has sent its item to the next one."""
     return [items[-1], *items[:-1]]
 
@@ -105,8 +105,8 @@ def merge(out, lse, block_out, block_lse):
 # ---- The ring -----------------------------------------------------------------------------------------------
 
 
-def ring_forward(queries, keys, values, held, scale, causal):
-    """Return out and lse of every rank, two lists; `held[rank]` are the ranges of a rank."""
+def ring_forward(queries, keys, values, ranges, scale, causal):
+    """Return out and lse of every rank, two lists; `ranges` has a list of ranges for each rank."""
     size = len(queries)
     out = [np.zeros_like(q) for q in queries]
     lse = [np.full(q.shape[:-1], -np.inf) for q in queries]
@@ -115,14 +115,14 @@ def ring_forward(queries, keys, values, held, scale, causal):
     for step in range(size):
         for rank in range(size):
             origin = (rank - step) % size
-            found = block_forward(queries[rank], *blocks[rank], held[rank], held[origin], scale, causal)
+            found = block_forward(queries[rank], *blocks[rank], ranges[rank], ranges[origin], scale, causal)
             out[rank], lse[rank] = merge(out[rank], lse[rank], *found)
-        blocks = turn(blocks)
+        blocks = rotate(blocks)
     # BLANK-END steps
     return out, lse
 
 
-def ring_backward(dO, queries, keys, values, out, lse, held, scale, causal):
+def ring_backward(dO, queries, keys, values, out, lse, ranges, scale, causal):
     """Return dQ, dK and dV of every rank, three lists."""
     size = len(queries)
     delta = [(g * o).sum(-1) for g, o in zip(dO, out, strict=True)]
@@ -135,13 +135,13 @@ def ring_backward(dO, queries, keys, values, out, lse, held, scale, causal):
         for rank in range(size):
             found = block_backward(
                 dO[rank], queries[rank], *blocks[rank], lse[rank], delta[rank],
-                held[rank], held[owners[rank]], scale, causal,
+                ranges[rank], ranges[owners[rank]], scale, causal,
             )  # fmt: skip
             dQ[rank] += found[0]
             added.append(found[1:])
-        blocks, owners = turn(blocks), turn(owners)
+        blocks, owners = rotate(blocks), rotate(owners)
         # BLANK-START home: add each rank's contributions to the gradients at that rank, then rotate these
-        here = zip(travelling, added, strict=True)
-        travelling = turn([(dK + more[0], dV + more[1]) for (dK, dV), more in here])
+        pairs = zip(travelling, added, strict=True)
+        travelling = rotate([(dK + added_pair[0], dV + added_pair[1]) for (dK, dV), added_pair in pairs])
         # BLANK-END home
     return dQ, [dK for dK, _ in travelling], [dV for _, dV in travelling]

@@ -23,15 +23,15 @@ def rewrite(gm, passes):
     linted and recompiled.
     """
     # BLANK-START rewrite: every GraphModule among gm.modules(); lint and recompile where something has changed
-    done = 0
+    num_changes = 0
     for module in gm.modules():
         if isinstance(module, GraphModule):
-            changed = sum(one(module) for one in passes)
+            changed = sum(run_pass(module) for run_pass in passes)
             if changed:
                 module.graph.lint()
                 module.recompile()
-            done += changed
-    return done
+            num_changes += changed
+    return num_changes
     # BLANK-END rewrite
 
 
@@ -63,10 +63,10 @@ def aot(gm, example_inputs, seen):
 
         return compile
 
-    made = aot_autograd(
+    compiler = aot_autograd(
         fw_compiler=make_compiler("forward"),
         bw_compiler=make_compiler("backward"),
         decompositions=select_decomp_table(),
     )
-    return made(gm, example_inputs)
+    return compiler(gm, example_inputs)
     # BLANK-END aot

@@ -46,7 +46,7 @@ def exact(a, b, dtype):
 def fold(gm):
     """Fold (x * a) * b into x * (a * b), for chains of any length; an inner product with other users stays."""
     # BLANK-START chain: walk over a copy of the nodes; one dtype throughout, nothing written in between; then erase dead nodes
-    done = 0
+    num_changes = 0
     for node in list(gm.graph.nodes):
         outer = factor(node)
         inner = factor(outer[0]) if outer else None
@@ -58,8 +58,8 @@ def fold(gm):
             node.args = (x, a * b)
             if not product.users:
                 gm.graph.erase_node(product)
-            done += 1
-    return done
+            num_changes += 1
+    return num_changes
     # BLANK-END chain
 
 
@@ -72,7 +72,7 @@ def drop_ones(gm):
     # BLANK-START neutral: nothing in the graph is written, every user allocates its result, the dtype is the same
     if any(mutates(node) for node in gm.graph.nodes):
         return 0
-    done = 0
+    num_changes = 0
     for node in list(gm.graph.nodes):
         found = factor(node)
         if not found or found[1] != 1 or value(found[0]).dtype != value(node).dtype:
@@ -80,8 +80,8 @@ def drop_ones(gm):
         if all(pointwise(user) for user in node.users):
             node.replace_all_uses_with(found[0])
             gm.graph.erase_node(node)
-            done += 1
-    return done
+            num_changes += 1
+    return num_changes
     # BLANK-END neutral
 
 
@@ -92,10 +92,10 @@ def sweep(gm):
     is not used has no effect.
     """
     # BLANK-START sweep: from the last node to the first; keep inputs, the output, what mutates and what is impure
-    done = 0
+    num_changes = 0
     for node in reversed(list(gm.graph.nodes)):
         if not node.users and not mutates(node) and not node.is_impure():
             gm.graph.erase_node(node)
-            done += 1
-    return done
+            num_changes += 1
+    return num_changes
     # BLANK-END sweep

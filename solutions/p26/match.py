@@ -46,7 +46,7 @@ def replace(gm, node, target, *args, **kwargs):
 def silu(gm):
     """Replace x * sigmoid(x) with the workbook's SiLU, Mojo kernels with a backward pass; return the number of swaps."""
     # BLANK-START silu: both orders; the same x in both places, one floating dtype, nothing written in between
-    done = 0
+    num_changes = 0
     for node in list(gm.graph.nodes):
         if node.target not in MUL or len(node.args) != 2:
             continue
@@ -54,9 +54,9 @@ def silu(gm):
             found = isinstance(gate, Node) and gate.target in SIGMOID and gate.all_input_nodes == [x]
             if found and value(x).dtype in DTYPES and not written_between(gate, node):
                 replace(gm, node, torch.ops.mojo_workbook.silu.default, x)
-                done += 1
+                num_changes += 1
                 break
-    return done
+    return num_changes
     # BLANK-END silu
 
 
@@ -96,8 +96,8 @@ def gelu(gm):
     The form is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which F.gelu calls approximate="tanh".
     """
     # BLANK-START gelu: for a node that a tanh leads to, try every node that leads to it as x; compare at POINTS
-    wanted = F.gelu(POINTS, approximate="tanh")
-    done = 0
+    expected = F.gelu(POINTS, approximate="tanh")
+    num_changes = 0
     for end in list(gm.graph.nodes):
         before = leading_to(end)
         has_tanh = any(call_name(node) == "tanh" for node in before)
@@ -106,10 +106,10 @@ def gelu(gm):
                 continue
             got = values(end, x, POINTS)
             first = next((n for n in x.users if n in before), end)
-            if got is None or (got - wanted).abs().max() > TOLERANCE or written_between(first, end):
+            if got is None or (got - expected).abs().max() > TOLERANCE or written_between(first, end):
                 continue
             replace(gm, end, F.gelu, x, approximate="tanh")
-            done += 1
+            num_changes += 1
             break
-    return done
+    return num_changes
     # BLANK-END gelu

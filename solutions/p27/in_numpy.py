@@ -29,18 +29,18 @@ def loss(logits, targets, smoothing):
     # BLANK-START loss: the mean of -sum(y * log p) over the positions that are not ignored
     shifted = logits - logits.max(-1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    counted = targets != IGNORED
+    valid = targets != IGNORED
     losses = -(target_distribution(targets, smoothing, logits.shape[-1]) * log_p).sum(-1)
-    return (losses * counted).sum() / counted.sum()
+    return (losses * valid).sum() / valid.sum()
     # BLANK-END loss
 
 
 def dlogits(logits, targets, smoothing):
     """Return the gradient of the logits, [B, T, V]."""
     # BLANK-START dlogits: p - y at positions that are not ignored, divided by their number
-    counted = targets != IGNORED
+    valid = targets != IGNORED
     y = target_distribution(targets, smoothing, logits.shape[-1])
-    return counted[..., None] * (softmax(logits) - y) / counted.sum()
+    return valid[..., None] * (softmax(logits) - y) / valid.sum()
     # BLANK-END dlogits
 
 

@@ -213,16 +213,16 @@ class CrossEntropy:
         shifted = logits - logits.amax(-1, keepdim=True)
         log_p = shifted - shifted.exp().sum(-1, keepdim=True).log()
         tape.keep(name, log_p.exp(), targets)
-        counted = targets != IGNORED
+        valid = targets != IGNORED
         chosen = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-        return -(chosen * counted).sum() / counted.sum()
+        return -(chosen * valid).sum() / valid.sum()
 
     @staticmethod
     def backward(tape: Tape, name: str) -> Tensor:
         dlogits, targets = tape.take(name)
-        counted = (targets != IGNORED)[..., None]
+        valid = (targets != IGNORED)[..., None]
         dlogits -= torch.nn.functional.one_hot(targets.clamp(min=0), dlogits.shape[-1])
-        return dlogits.mul_(counted).div_(counted.sum())
+        return dlogits.mul_(valid).div_(valid.sum())
 
     # BLANK-GIVEN cross_entropy
     # @staticmethod

@@ -124,7 +124,9 @@ def test_tile_weights_match_softmax_and_sums_are_exact():
 
 
 def test_loaded_tiles_match_the_puzzles_count():
-    totals = [count_costs(orders.ORDERS[name](32, 32), 32, 4, 16).pairs for name in ("row-major", "hilbert")]
+    totals = [
+        count_costs(orders.ORDERS[name](32, 32), 32, 4, 16).tile_pairs for name in ("row-major", "hilbert")
+    ]
     assert f"So far {totals[0]} and {totals[1]} tiles" in heroes.reads()
 
 

@@ -21,7 +21,7 @@ from book.measure.hunt_versions import versions
 from book.measure.shared import import_cases
 from harness.check.gradient_checks import gradcheck_float64
 from harness.check.gradients import DTYPES
-from harness.puzzles.p21.hunt import USUAL
+from harness.puzzles.p21.hunt import USUAL_CHECKS
 from harness.puzzles.p27.autograd import Model
 from harness.testing import CHECKS
 from harness.testing.problem import make_problem
@@ -83,7 +83,7 @@ def test_each_bug_has_six_edits_including_the_solution():
 
 
 def test_page_names_the_existing_checks():
-    assert tuple(USUAL) == gradcheck_matrix.USUAL
+    assert tuple(USUAL_CHECKS) == gradcheck_matrix.USUAL
     page = (CHECKOUT / "book/src" / GRADCHECK).with_suffix(".md").read_text(encoding="utf-8")
     assert f"makes up to {len(CHECKS)} *checks*" in page
 

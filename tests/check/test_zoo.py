@@ -126,7 +126,7 @@ def test_wrong_python_file_is_rejected(wrong, monkeypatch):
     if wrong.puzzle == "p21":  # the slow comparison with usual checks does not affect the result
         monkeypatch.setattr("harness.puzzles.p21.hunt.run_usual_checks", lambda subject: {})
     if (wrong.puzzle, wrong.rung) == ("p25", "torch"):
-        monkeypatch.setattr(python_checker, "patience", 1.0 if wrong.name in DEADLOCKS else 4.0)
+        monkeypatch.setattr(python_checker, "timeout_s", 1.0 if wrong.name in DEADLOCKS else 4.0)
     gates = [wrong.gate, *wrong.also] if (wrong.puzzle, wrong.rung) in AFFECTED_GATES_ONLY else None
     results = {result.gate.id: result for result in python_checker.check(wrong.build_target(), gates)}
     assert_rejected(wrong, results)

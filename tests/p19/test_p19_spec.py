@@ -30,8 +30,8 @@ def test_sum_over_all_threads_is_named():
     columns = diagnose_values(PUZZLE, "column_sums", lambda v: 64 * v.matrix.sum(0))
     rows = diagnose_values(PUZZLE, "row_sums", lambda v: 64 * v.matrix.sum(-1))
     assert (columns.mistake, rows.mistake) == ("every-thread-adds-all", "row-every-thread-adds-all")
-    other = diagnose_values(PUZZLE, "column_sums", lambda v: 63 * v.matrix.sum(0))
-    assert other.lines[0] == "your column_sums is exactly 63 times what it should be: see hint G-1"
+    diagnosis = diagnose_values(PUZZLE, "column_sums", lambda v: 63 * v.matrix.sum(0))
+    assert diagnosis.lines[0] == "your column_sums is exactly 63 times what it should be: see hint G-1"
 
 
 @pytest.mark.parametrize(

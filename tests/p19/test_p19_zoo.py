@@ -19,7 +19,6 @@ RAMP = (SOLUTION.path / "ramp.mojo").read_text()
 
 
 def make_package(source: str, folder: Path) -> OpPackage:
-    """Return a copy of the solution with this ramp.mojo."""
     package = OpPackage(shutil.copytree(SOLUTION.path, folder / "op"))
     (package.path / "ramp.mojo").write_text(source)
     return package
@@ -27,17 +26,19 @@ def make_package(source: str, folder: Path) -> OpPackage:
 
 def write_alternative() -> str:
     """Return the solution with alternative indices, guards and summation order in its blanks."""
-    pieces = re.split(
+    segments = re.split(
         r"^(\w+)\n", Path(__file__).with_name("p19_other_ramp.txt").read_text(), flags=re.MULTILINE
     )[1:]
-    bodies = {id: tuple(body.splitlines()) for id, body in zip(pieces[::2], pieces[1::2], strict=True)}
+    bodies = {id: tuple(body.splitlines()) for id, body in zip(segments[::2], segments[1::2], strict=True)}
     assert list(bodies) == GATES
     return blanks.join_segments(blanks.split_blanks(RAMP), bodies)
 
 
 def list_orders(folder, tests):
     packages = {"solution": SOLUTION, "alternative": make_package(write_alternative(), folder)}
-    return {name: make_order("p19", PUZZLE.list_cases(None), GATES, each) for name, each in packages.items()}
+    return {
+        name: make_order("p19", PUZZLE.list_cases(None), GATES, package) for name, package in packages.items()
+    }
 
 
 @pytest.mark.compiles

@@ -7,7 +7,7 @@ from typed import unwrap
 from harness.check import zoo
 from harness.check.checker import load_checker
 from harness.learner.exercise import Exercise
-from harness.puzzles.p20.spec import CALLS, PUZZLE, cases, compute_with_autograd, inputs
+from harness.puzzles.p20.spec import OPS, PUZZLE, cases, compute_with_autograd, inputs
 from harness.toolchain import roots
 
 METHODS = """\
@@ -35,13 +35,13 @@ def check_edited(rung_id, gate, tmp_path, *edits, **bodies):
 
 def test_each_registration_line_is_required(tmp_path):
     """Empty each blank except the first: the operators still run, and the failing check is reported."""
-    nothing = {"save": "def setup_context(ctx, inputs, output): pass"}
-    named = {
+    empty_bodies = {"save": "def setup_context(ctx, inputs, output): pass"}
+    empty_names = {
         "fake": "schema", "save": "memory", "gradient": "gradient", "second": "second_derivative",
         "autocast": "autocast", "vmap": "batched",
     }  # fmt: skip
-    for gate, check in named.items():
-        body = f"    {nothing.get(gate, 'backward = None')}"
+    for gate, check in empty_names.items():
+        body = f"    {empty_bodies.get(gate, 'backward = None')}"
         result = check_edited("register", gate, tmp_path, **{gate: body})
         assert (result.state, result.mistake) == ("wrong", check) and check in result.diagnosis[0], gate
 
@@ -111,7 +111,7 @@ def test_any_error_counts_as_a_missing_second_derivative(body, message, tmp_path
     ],
 )  # fmt: skip
 def test_second_derivative_messages(name, message):
-    wrong = next(each for each in zoo.load_wrong_solutions("p20") if each.name == f"register_second_{name}")
+    wrong = next(bug for bug in zoo.load_wrong_solutions("p20") if bug.name == f"register_second_{name}")
     checker = load_checker(Exercise(PUZZLE, wrong.target_rung, roots.get_solutions()))
     (result,) = checker.check(wrong.build_target(), [wrong.gate])
     assert result.diagnosis[0] == f"second_derivative: {message}"
@@ -147,10 +147,10 @@ def test_reference_does_not_depend_on_column_order():
 
     tensors = {name: torch.tensor(array) for name, array in inputs(cases()[2], "float64", 0).items()}
     first = compute_with_autograd(tensors)
-    other = compute_with_autograd({name: tensor.flip(-1) for name, tensor in tensors.items()})
+    flipped = compute_with_autograd({name: tensor.flip(-1) for name, tensor in tensors.items()})
     for name in first:
-        there = other[name] if name in ("mean", "rstd") else other[name].flip(-1)
-        torch.testing.assert_close(first[name], there, equal_nan=True)
+        result = flipped[name] if name in ("mean", "rstd") else flipped[name].flip(-1)
+        torch.testing.assert_close(first[name], result, equal_nan=True)
 
 
 @pytest.mark.slow
@@ -165,10 +165,10 @@ def test_kernels_are_correct_through_the_command_line(command_line):
 
 def test_ledger_matches_the_ops():
     """Saved bytes are written by one call and read by the next."""
-    account = unwrap(PUZZLE.make_ledger)((6, 40), "bfloat16")
-    assert account.our_saved == {"relu": 32, "softmax": 480, "layernorm": 480 + 48}
-    assert account.eager_saved["relu"] == 480
-    assert {call.name for call in CALLS} == {call.op.name for call in PUZZLE.calls}
+    ledger = unwrap(PUZZLE.make_ledger)((6, 40), "bfloat16")
+    assert ledger.our_saved == {"relu": 32, "softmax": 480, "layernorm": 480 + 48}
+    assert ledger.eager_saved["relu"] == 480
+    assert {call.name for call in OPS} == {call.op.name for call in PUZZLE.calls}
 
 
 def test_softmax_gradient_formula_matches_autograd():
@@ -179,12 +179,12 @@ def test_softmax_gradient_formula_matches_autograd():
     x, dP = (torch.randn(4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
     P = x.softmax(-1)
     C = range(6)
-    claimed = torch.stack([P[:, c] * (dP[:, c] - sum(dP[:, k] * P[:, k] for k in C)) for c in C], -1)
+    formula = torch.stack([P[:, c] * (dP[:, c] - sum(dP[:, k] * P[:, k] for k in C)) for c in C], -1)
     leaf = x.clone().requires_grad_()
-    torch.testing.assert_close(claimed, torch.autograd.grad(leaf.softmax(-1), leaf, dP)[0])
+    torch.testing.assert_close(formula, torch.autograd.grad(leaf.softmax(-1), leaf, dP)[0])
     step = 1e-6 * torch.randn(4, 6, generator=generator, dtype=torch.float64)
     slope = (((x + step).softmax(-1) - (x - step).softmax(-1)) * dP).sum() / 2
-    torch.testing.assert_close((claimed * step).sum(), slope, rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close((formula * step).sum(), slope, rtol=1e-5, atol=1e-12)
 
 
 # ---- Diagnoses -------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from harness.errors import DamagedFile
 from harness.puzzles.p21 import catch
 from harness.puzzles.p21.catch import CatchChecker, InvalidCheck, run_on_all_ops
 from harness.puzzles.p21.correct_ops import list_correct_ops
-from harness.puzzles.p21.hunt import DECISIVE
+from harness.puzzles.p21.hunt import DECISIVE_CHECKS
 from harness.puzzles.p21.spec import PUZZLE
 from harness.toolchain import roots
 
@@ -22,9 +22,9 @@ RUNG = PUZZLE.find_rung("catch")
 BUGS = [bug for bug in zoo.load_wrong_solutions("p21") if bug.rung == "catch"]
 
 
-def check_test(path, seconds: float = catch.SECONDS) -> GateResult:
+def check_test(path, timeout_s: float = catch.OP_TIMEOUT_S) -> GateResult:
     (gate,) = PUZZLE.list_gates(RUNG)
-    return CatchChecker(PUZZLE, RUNG).make_result(gate, run_on_all_ops(path, "p21", seconds))
+    return CatchChecker(PUZZLE, RUNG).make_result(gate, run_on_all_ops(path, "p21", timeout_s))
 
 
 def write_test(tmp_path, body: str):
@@ -56,22 +56,22 @@ def test_correct_ops_are_correct():
     for op in list_correct_ops(load_module(SOLUTION.with_name("hunt.py"))):
         for dtype in op.dtypes:
 
-            def gradients(function, wide, op=op, dtype=dtype):
+            def gradients(function, float64_inputs, op=op, dtype=dtype):
                 inputs = [
-                    t.detach().to(wide if t.is_floating_point() else t.dtype)
+                    t.detach().to(float64_inputs if t.is_floating_point() else t.dtype)
                     for t in op.inputs("odd", 5, dtype)
                 ]
                 leaves = [t.requires_grad_() for t in inputs if t.is_floating_point()]
                 out = function(*inputs)
                 out = out[0] if isinstance(out, tuple) else out
                 (incoming,) = random_like((out.detach().to(dtype),))
-                return torch.autograd.grad(out, leaves, incoming.to(wide), materialize_grads=True)
+                return torch.autograd.grad(out, leaves, incoming.to(float64_inputs), materialize_grads=True)
 
-            for ours, truth in zip(
+            for got, truth in zip(
                 gradients(op.function, dtype), gradients(op.reference, torch.float64), strict=True
             ):
                 bound = 8 * torch.finfo(dtype).eps * max(1.0, truth.abs().max().item()) * 4
-                assert (ours.double() - truth).abs().max() <= bound, op.name
+                assert (got.double() - truth).abs().max() <= bound, op.name
 
 
 def test_check_that_returns_none_catches_nothing(tmp_path):
@@ -91,7 +91,7 @@ def test_check_that_returns_none_catches_nothing(tmp_path):
 def test_wrong_ops_fail_in_the_specified_call():
     """Each wrong op fails in the kind of call that its zoo entry specifies."""
     mistakes = {bug.name: bug.mistake for bug in zoo.load_wrong_solutions("p21") if bug.rung == "torch"}
-    kinds_of_checks = {check.__name__: kind for check, kind in DECISIVE.items()}
+    kinds_of_checks = {check.__name__: kind for check, kind in DECISIVE_CHECKS.items()}
     kinds = {op.name: catch.find_failing_call_kind(op, gate) for op, gate, _ in catch.load_wrong_ops("p21")}
     assert kinds == {name: kinds_of_checks[mistake] for name, mistake in mistakes.items()}
 

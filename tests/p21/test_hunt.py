@@ -41,16 +41,16 @@ def test_solution_is_correct(checker):
     results = checker.check(SOLUTION)
     assert [result.gate for result in results] == list(HUNT_GATES)
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
-    sums = {gate for gate, reference in REFERENCES.items() if reference.sums}
-    assert {r.gate.id for r in results if r.summary == f"{len(hunt.DECISIVE)} checks"} == sums
+    sums = {gate for gate, reference in REFERENCES.items() if reference.sums_rows}
+    assert {r.gate.id for r in results if r.summary == f"{len(hunt.DECISIVE_CHECKS)} checks"} == sums
 
 
 def test_provided_code_is_unsolved_and_wrong(checker, tmp_path, without_standard_checks):
     path = tmp_path / "hunt.py"
     path.write_text(blanks.make_skeleton(SOLUTION.read_text()))
     assert {result.state for result in checker.check(path)} == {"unsolved"}
-    unmarked = re.sub(rf" \({blanks.HASH_LABEL}: \w+\)", "", path.read_text())
-    path.write_text(unmarked)
+    text = re.sub(rf" \({blanks.HASH_LABEL}: \w+\)", "", path.read_text())
+    path.write_text(text)
     assert {result.state for result in checker.check(path)} == {"wrong"}
 
 
@@ -80,9 +80,9 @@ def test_other_gates_of_a_wrong_file_pass(checker, without_standard_checks):
 
 
 def test_each_gate_provides_a_wrong_op():
-    provided = [bug for bug in BUGS.values() if not bug.old]
-    assert len(provided) >= 16 and sum(not bug.rung for bug in provided) >= 4
-    assert {bug.gate for bug in provided} == {gate.id for gate in PUZZLE.gates} - {"check"}
+    provided_bugs = [bug for bug in BUGS.values() if not bug.old]
+    assert len(provided_bugs) >= 16 and sum(not bug.rung for bug in provided_bugs) >= 4
+    assert {bug.gate for bug in provided_bugs} == {gate.id for gate in PUZZLE.gates} - {"check"}
     assert len([bug for bug in PYTORCH_BUGS if bug.old]) >= 8, "ops that are not shown to the learner"
     assert all(len(bug.story.splitlines()) == 1 and bug.story.endswith(".") for bug in BUGS.values())
     assert all(bug.source.startswith("https://") for bug in BUGS.values() if bug.source)
@@ -96,7 +96,7 @@ def matrix() -> dict[str, dict[str, bool]]:
     """Results of the standard checks for all wrong code given to the learner."""
     return {
         bug.name: run_usual_checks(
-            REFERENCES[bug.gate].subject(find_function(bug.gate, load_module(bug.build_target())).apply)
+            REFERENCES[bug.gate].make_subject(find_function(bug.gate, load_module(bug.build_target())).apply)
         )
         for bug in PYTORCH_BUGS
         if not bug.old
@@ -114,7 +114,7 @@ def test_matrix_matches_the_chapter(matrix):
     assert not matrix["linear_attribute_never_set"]["gradcheck float64"]
     assert all(
         any(catches[column] for catches in matrix.values())
-        for column in hunt.USUAL
+        for column in hunt.USUAL_CHECKS
         if column != "repeat runs"
     )
 
@@ -123,7 +123,7 @@ def test_standard_checks_pass_correct_ops():
     solution = load_module(SOLUTION)
     for gate in ("silu", "rmsnorm", "lowrank"):
         assert not any(
-            run_usual_checks(REFERENCES[gate].subject(find_function(gate, solution).apply)).values()
+            run_usual_checks(REFERENCES[gate].make_subject(find_function(gate, solution).apply)).values()
         )
 
 
@@ -132,7 +132,7 @@ def test_command_prints_the_matrix(monkeypatch, capsys):
 
     names = iter(range(1000))
     monkeypatch.setattr(
-        hunt, "run_usual_checks", lambda subject: {c: next(names) % 2 == 0 for c in hunt.USUAL}
+        hunt, "run_usual_checks", lambda subject: {c: next(names) % 2 == 0 for c in hunt.USUAL_CHECKS}
     )
     assert cli.main(["p21", "--matrix"]) == 0
     output = capsys.readouterr().out
@@ -145,7 +145,7 @@ def test_result_lists_the_checks_that_detect_it(checker):
     assert result.diagnosis == [
         "at_zero: where an input is exactly 0: the gradient of input 0 at [2, 4, 4]: got 0, expected 3.82336, off by 1.0e+00 of the largest element",
         "detected by: none",
-        f"not detected by: {', '.join(hunt.USUAL)}",
+        f"not detected by: {', '.join(hunt.USUAL_CHECKS)}",
     ]
 
 

@@ -36,7 +36,7 @@ count = Call(OpSpec("count", writes={"sum": Argument((1,))}, reads={}))
 graph, names = graphs.build_graph("p22", packages[0], calls, "float32", gpu)
 graphs.build_graph("wrong_scope", packages[1], (count,), "float32", gpu, graph.module)
 session = InferenceSession(devices=[CPU(), Accelerator(0)])
-session.compile(graph.module, custom_extensions=[each.compile() for each in packages])
+session.compile(graph.module, custom_extensions=[package.compile() for package in packages])
 print(f"compiled {len(calls)} calls with {len(names)} arguments for {arch}", flush=True)
 sys.stderr.flush()
 os._exit(0)  # tearing down MAX's threads for a virtual device may abort the process

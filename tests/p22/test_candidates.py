@@ -53,8 +53,8 @@ def test_compiled_backward_pass_can_be_repeated():
     both = calls.prepare("both")()
     backward = calls.prepare("backward")
     for _ in range(4):
-        for one, two in zip(backward(), both[1:], strict=True):
-            assert torch.allclose(one, two, rtol=1e-5, atol=1e-5)
+        for got, expected in zip(backward(), both[1:], strict=True):
+            assert torch.allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["fused", "unfused"])

@@ -21,7 +21,6 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def parametrize_cases(cases):
-    """Return a decorator that parametrizes a test over cases."""
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
@@ -42,10 +41,10 @@ def test_row_sum_limit_allows_rounded_statistics_only():
     assert p22.propagate_rounding(arrays, {n: truth[n].astype(np.float64) for n in saved})["row_sums"] < 1e-12
     got = truth["row_sums"].astype(float)
     limits = {"baseline": got, "dtype": "float32"}
-    off = got + 1e-5 * np.abs(got).max()
-    assert not compare(off, got, **limits).ok
-    assert compare(off, got, **limits, propagated_error=1.1e-5 * np.abs(got).max()).ok
-    assert not compare(off, got, **limits, propagated_error=0.5e-5 * np.abs(got).max()).ok
+    perturbed = got + 1e-5 * np.abs(got).max()
+    assert not compare(perturbed, got, **limits).ok
+    assert compare(perturbed, got, **limits, propagated_error=1.1e-5 * np.abs(got).max()).ok
+    assert not compare(perturbed, got, **limits, propagated_error=0.5e-5 * np.abs(got).max()).ok
 
 
 def test_row_sums_start_from_the_input_dln():
@@ -68,9 +67,9 @@ def test_reference_computes_statistics_in_float32(dtype):
     kind = getattr(torch, dtype)
     arrays = p22.inputs(CASES[1], dtype, 0)
     outputs = p22.reference({name: add_strides(array, kind) for name, array in arrays.items()})
-    wide = torch.float64 if dtype == "float64" else torch.float32
+    accum_dtype = torch.float64 if dtype == "float64" else torch.float32
     for name, tensor in outputs.items():
-        assert tensor.dtype == (wide if name in ("mean", "rstd", "row_sums") else kind), name
+        assert tensor.dtype == (accum_dtype if name in ("mean", "rstd", "row_sums") else kind), name
         assert not tensor.requires_grad
 
 
@@ -99,10 +98,10 @@ def test_adversarial_cases_have_adversarial_statistics(case, dtype):
     x = arrays["input"]
     rows = x.shape[0] * x.shape[1]
     deviations = x.std(-1).ravel()
-    typical = np.median(deviations)
-    assert np.all(np.abs(x.mean(-1)) > typical), "the mean is far from 0 in every row"
+    median = np.median(deviations)
+    assert np.all(np.abs(x.mean(-1)) > median), "the mean is far from 0 in every row"
     if case.values not in ("expanded", "large") and rows >= 4:
-        tiny = deviations < 0.15 * typical
+        tiny = deviations < 0.15 * median
         assert np.sum(tiny) == rows // 4 and np.all(tiny[3::4]), "every fourth row"
     gamma = arrays["ln_weight"]
     assert np.std(gamma) > 0.1 and np.abs(arrays["ln_bias"]).max() > 0.1
@@ -139,14 +138,14 @@ def test_expanded_and_transposed_grad_output_reach_torch(dtype):
 def test_nonfinite_elements_are_the_same_in_all_dtypes(case, dtype):
     """The nonfinite elements of truth and baseline are the same."""
     arrays = p22.inputs(case, dtype, 0)
-    wide, narrow = (
+    float64_arrays, rounded_arrays = (
         p22.reference({name: add_strides(array, kind) for name, array in arrays.items()})
         for kind in (torch.float64, getattr(torch, dtype))
     )
-    for name, truth in wide.items():
-        assert torch.equal(truth.isfinite(), narrow[name].isfinite()), name
-    assert any(not truth.isfinite().all() for truth in wide.values())
-    assert any(truth.isfinite().any() for truth in wide.values())
+    for name, truth in float64_arrays.items():
+        assert torch.equal(truth.isfinite(), rounded_arrays[name].isfinite()), name
+    assert any(not truth.isfinite().all() for truth in float64_arrays.values())
+    assert any(truth.isfinite().any() for truth in float64_arrays.values())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

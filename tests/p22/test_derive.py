@@ -10,7 +10,11 @@ from harness.check.checker import load_checker
 from harness.learner import blanks
 from harness.learner.exercise import Exercise
 from harness.puzzles.p22 import derive_rung
-from harness.puzzles.p22.derive_checker import DeriveChecker, compute_by_differences, directional_derivative
+from harness.puzzles.p22.derive_checker import (
+    DeriveChecker,
+    compute_by_differences,
+    compute_directional_derivative,
+)
 from harness.puzzles.p22.ops import EPS
 from harness.puzzles.p22.spec import PUZZLE
 from harness.toolchain import roots
@@ -31,7 +35,9 @@ def checker():
 def test_finite_differences_have_nine_correct_digits():
     x = np.array([3.0, 3.1, 2.95, 3.02])
     direction = np.array([1.0, -2.0, 0.5, 0.25])
-    np.testing.assert_allclose(directional_derivative(np.sin, x, direction), np.cos(x) * direction, rtol=1e-9)
+    np.testing.assert_allclose(
+        compute_directional_derivative(np.sin, x, direction), np.cos(x) * direction, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

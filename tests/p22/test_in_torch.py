@@ -13,9 +13,9 @@ pytestmark = pytest.mark.compiles
 @pytest.fixture(scope="module")
 def in_torch(public_ops):
     """Globals of in_torch.py, with test_public_ops.py's library to share its compiled graphs."""
-    defined = load_module(roots.get_solutions() / "p22" / "in_torch.py")
-    defined["library"] = lambda folder: public_ops
-    return defined
+    module = load_module(roots.get_solutions() / "p22" / "in_torch.py")
+    module["library"] = lambda folder: public_ops
+    return module
 
 
 @pytest.mark.parametrize("algorithm", ["unfused", "fused"])

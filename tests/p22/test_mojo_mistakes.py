@@ -42,8 +42,8 @@ def list_orders(folder, tests):
 )
 @pytest.mark.usefixtures("recorded")
 def test_mistake_is_named_correctly(kernels):
-    checker, named = Checker(PUZZLE), {}
+    checker, mistakes_by_gate = Checker(PUZZLE), {}
     for kernel in kernels:
         (result,) = checker.check(kernel.build_package(), [kernel.gate], list_cases())
-        named[kernel.name] = result.state, result.mistake or ""
-    assert named == {kernel.name: ("wrong", kernel.mistake) for kernel in kernels}
+        mistakes_by_gate[kernel.name] = result.state, result.mistake or ""
+    assert mistakes_by_gate == {kernel.name: ("wrong", kernel.mistake) for kernel in kernels}

@@ -54,7 +54,6 @@ def check_values(puzzle, program):
 
 
 def select_failures(results) -> dict:
-    """Return the failed results."""
     return {name: result for name, result in results.items() if not result.ok}
 
 
@@ -199,11 +198,11 @@ def test_zero_hidden_and_output_sizes_are_refused(puzzle, program, hidden, outpu
     for call in puzzle.calls:
         for name, argument in {**call.op.writes, **call.op.reads}.items():
             buffers[name] = torch.zeros([get_axis_size(size, H=hidden, O=output) for size in argument.shape])
-    loaded = program("float32")
+    kernels = program("float32")
     with pytest.raises(
         ValueError, match=f"hidden_dim and output_dim must be at least 1, got {hidden} and {output}"
     ):
-        loaded.run({name: buffers[name.split(".")[-1]].clone() for name in loaded.arguments})
+        kernels.run({name: buffers[name.split(".")[-1]].clone() for name in kernels.arguments})
 
 
 def test_too_many_columns_are_refused(puzzle, program):
@@ -231,14 +230,14 @@ def run_cached(home: Path, parts: list[str], *command: str) -> subprocess.Comple
             "HOME": str(home),
             "XDG_CACHE_HOME": str(home / ".cache"),
         }
-        completed = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, cwd=ROOT, timeout=550, env=environment
         )
-        if "compiled" not in completed.stdout and "accepted" not in completed.stdout:
-            return completed  # it did not finish: nothing to cache
-        staged = file.with_suffix(f".{os.getpid()}")
-        staged.write_text(json.dumps([completed.returncode, completed.stdout, completed.stderr]))
-        staged.replace(file)
+        if "compiled" not in result.stdout and "accepted" not in result.stdout:
+            return result  # it did not finish: nothing to cache
+        temporary_file = file.with_suffix(f".{os.getpid()}")
+        temporary_file.write_text(json.dumps([result.returncode, result.stdout, result.stderr]))
+        temporary_file.replace(file)
     return subprocess.CompletedProcess(command, *json.loads(file.read_text()))
 
 
@@ -260,11 +259,11 @@ def compile_launches(home: Path, target: str, package: OpPackage):
     return run_cached(home, [package.digest, program.read_text(), target], mojo, "run", *flags, str(program))
 
 
-def list_errors(finished: subprocess.CompletedProcess) -> list[str]:
+def list_errors(result: subprocess.CompletedProcess) -> list[str]:
     """Return the compiler's error lines; the exit code may be 0."""
-    lines = [line for line in finished.stderr.splitlines() if "error:" in line.lower()]
-    if finished.returncode and not lines:
-        lines = [f"exit code {finished.returncode}: {finished.stderr[-2000:]}"]
+    lines = [line for line in result.stderr.splitlines() if "error:" in line.lower()]
+    if result.returncode and not lines:
+        lines = [f"exit code {result.returncode}: {result.stderr[-2000:]}"]
     return lines
 
 
@@ -307,48 +306,50 @@ def test_wrong_atomic_scope_is_reported(compiles):
 def test_kernels_compile_in_three_dtypes(compiles, target):
     result = compiles(target)
     assert not list_errors(result)
-    launched = parse_launch_lines(result)
+    launches = parse_launch_lines(result)
     source = (ROOT / "solutions/p22/op/launches.mojo").read_text()
-    assert all(int(line[-1]) > 500 for line in launched), "every kernel has code"
+    assert all(int(line[-1]) > 500 for line in launches), "every kernel has code"
     for dtype in ("float32", "bfloat16", "float16"):
-        names = {line[3] for line in launched if line[1] == dtype}
+        names = {line[3] for line in launches if line[1] == dtype}
         assert len(names) == len(set(find_launch_names(source))), dtype
 
 
-def parse_launch_lines(finished) -> list[list[str]]:
+def parse_launch_lines(result) -> list[list[str]]:
     """Return the fields of each `launch` line: launch, dtype, variant, name, grid x and y, block x and y,
     bytes of code."""
-    return [line.split() for line in finished.stdout.splitlines() if line.startswith("launch ")]
+    return [line.split() for line in result.stdout.splitlines() if line.startswith("launch ")]
 
 
 def find_launch_names(source: str) -> list[str]:
-    """Return the launch names in the source."""
     return re.findall(r"launcher\.launch\[.*?\]\(\s*\"(\w+)\"", source)
 
 
 @pytest.mark.slow
 def test_launch_sizes_are_within_all_target_limits(compiles):
     """The recorded sizes are 3 x 70000 rows, H = 37, O = 53: more rows than grid y allows."""
-    launched = parse_launch_lines(compiles("mi300x"))
-    for line in launched:
+    launches = parse_launch_lines(compiles("mi300x"))
+    for line in launches:
         grid_x, grid_y, block_x, block_y = map(int, line[4:8])
         assert 1 <= grid_x < 2**31 and 1 <= grid_y <= 65535 and block_x * block_y <= 1024, line
-    one_launch = [line for line in launched if line[1:4] == ["float32", "fused", "minimal_fused_forward"]]
+    one_launch = [line for line in launches if line[1:4] == ["float32", "fused", "minimal_fused_forward"]]
     assert [line[4:6] for line in one_launch] == [["3", "65535"]]
 
 
 @pytest.mark.slow
 def test_ledger_matches_the_launches(compiles):
     """The ledger's allocated bytes match the workspaces requested by the launch code."""
-    requested = {}
+    requested_bytes = {}
     for line in compiles("mi300x").stdout.splitlines():
         if line.startswith("workspace "):
             _, dtype, variant, _, size = line.split()
-            requested[dtype, variant] = requested.get((dtype, variant), 0) + int(size)
+            requested_bytes[dtype, variant] = requested_bytes.get((dtype, variant), 0) + int(size)
     for dtype in ("float32", "bfloat16", "float16"):
         ledger = p22.ledger((3, 70000, 37, 53), dtype)
         for variant in ("fused", "unfused"):
-            assert requested[dtype, variant] == sum(ledger.temporaries[variant].values()), (dtype, variant)
+            assert requested_bytes[dtype, variant] == sum(ledger.temporaries[variant].values()), (
+                dtype,
+                variant,
+            )
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ class Expected:
     block: tuple[int, int, int] | None
     thread: int
     line: str
-    words: str
+    message: str
 
 
 EXPECTED = {
@@ -76,7 +76,6 @@ EXPECTED = {
 
 
 def find_gate(puzzle, kernel):
-    """Return the gate that rejects a kernel."""
     return next(gate for gate in puzzle.gates if gate.id == kernel.gate)
 
 
@@ -126,7 +125,7 @@ def test_picture_shows_the_bug(name, draw):
     if expected.block:
         assert launch.get_block_index(picture.thread.block) == expected.block, text
     assert picture.thread.thread == expected.thread, text
-    assert expected.words in text
+    assert expected.message in text
     if expected.line:
         kernel = ZOO[name]
         assert picture.line.blank == kernel.gate and expected.line in story.read_line(picture.line), (
@@ -137,15 +136,15 @@ def test_picture_shows_the_bug(name, draw):
 @pytest.mark.compiles
 def test_reported_line_is_in_the_edit(draw):
     """The reported line is within the zoo's edit."""
-    missed = []
+    wrong_lines = []
     for name in EXPECTED:
         kernel = ZOO[name]
         text = (kernel.build_package().path / kernel.file).read_text()
         first = text[: text.index(kernel.new)].count("\n") + 1
         if not first <= draw(name).line.number <= first + kernel.new.count("\n"):
-            missed.append(name)
+            wrong_lines.append(name)
     # Code hoisted out of a loop has the loop's line.
-    assert missed == ["ln_gamma_by_row"]
+    assert wrong_lines == ["ln_gamma_by_row"]
 
 
 @pytest.mark.compiles

@@ -63,8 +63,8 @@ def test_backward_matches_autograd(public_ops, tensors, parameters, by_name):
     gradients = [torch.full_like(tensor, float("nan")) for tensor in inputs]
     backward = public_ops.layernorm_linear_backward[SIZES | parameters]
     if by_name:
-        named = dict(zip((*GRADIENTS, *INPUTS[:4]), (*gradients, *inputs[:4]), strict=True))
-        backward(**named, grad_output=grad_output)
+        tensors_by_name = dict(zip((*GRADIENTS, *INPUTS[:4]), (*gradients, *inputs[:4]), strict=True))
+        backward(**tensors_by_name, grad_output=grad_output)
     else:
         backward(*gradients, grad_output, *inputs[:4])
     for got, exact in zip(gradients, compute_expected(tensors)[1], strict=True):
@@ -101,8 +101,8 @@ print("loaded", sys.argv[1])
 def test_package_loads_from_another_program(tmp_path):
     """The program does not import the harness; its relative path contains a symbolic link."""
     (tmp_path / "puzzles").symlink_to(CHECKOUT / "solutions")
-    completed = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM, "puzzles/p22/op"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert completed.returncode == 0 and completed.stdout == "loaded puzzles/p22/op\n", completed.stderr
+    assert result.returncode == 0 and result.stdout == "loaded puzzles/p22/op\n", result.stderr

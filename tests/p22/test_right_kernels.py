@@ -144,7 +144,6 @@ def list_orders(folder, tests):
 
 @pytest.fixture(scope="module")
 def checker(puzzle):
-    """The checker shared by all kernels."""
     return Checker(puzzle)
 
 

@@ -29,8 +29,8 @@ def test_usage_example_matches_pytorch(monkeypatch, capsys):
 
 def test_layers_example_matches_pytorch():
     """The README quotes the example file, and the example's model matches PyTorch's."""
-    shown = LAYERS.read_text().partition("# ANCHOR: layers\n")[2].partition("# ANCHOR_END")[0]
-    assert f"```python\n{shown}```" in (CHECKOUT / "README.md").read_text()
+    code = LAYERS.read_text().partition("# ANCHOR: layers\n")[2].partition("# ANCHOR_END")[0]
+    assert f"```python\n{code}```" in (CHECKOUT / "README.md").read_text()
     names = runpy.run_path(str(LAYERS))
     assert all(parameter.grad.isfinite().all() for parameter in names["layer"].parameters())
     model = names["model"].eval()  # without its dropout

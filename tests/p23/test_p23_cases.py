@@ -29,12 +29,10 @@ GRADIENTS = ("grad_query", "grad_key", "grad_value")
 
 
 def parametrize_cases(cases):
-    """Return a decorator that parametrizes a test over cases."""
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
 def compute_reference(arrays) -> dict:
-    """Return the reference in float64."""
     return p23.reference({name: add_strides(array) for name, array in arrays.items()})
 
 
@@ -56,12 +54,12 @@ def test_reference_matches_scaled_dot_product_attention(case):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reference_computes_scores_in_float32(dtype):
     kind = getattr(torch, dtype)
-    wide = torch.float64 if dtype == "float64" else torch.float32
+    accum_dtype = torch.float64 if dtype == "float64" else torch.float32
     arrays = p23.inputs(CASES[1], dtype, 0)
     outputs = p23.reference({name: add_strides(array, kind) for name, array in arrays.items()})
     for name, tensor in outputs.items():
-        narrow = name.split(".")[-1] in ("output", *GRADIENTS)
-        assert tensor.dtype == (kind if narrow else wide), name
+        is_rounded = name.split(".")[-1] in ("output", *GRADIENTS)
+        assert tensor.dtype == (kind if is_rounded else accum_dtype), name
         assert not tensor.requires_grad
 
 

@@ -114,8 +114,8 @@ def seen(v):
 
 
 def factor(v):
-    m, grown = OnlineState(v, 1).m, OnlineState(v, T).m
-    return [(torch.exp(v.scores[0] - m) * torch.exp(m - grown), torch.exp(v.scores[0] - grown))]
+    m, final_max = OnlineState(v, 1).m, OnlineState(v, T).m
+    return [(torch.exp(v.scores[0] - m) * torch.exp(m - final_max), torch.exp(v.scores[0] - final_max))]
 
 
 def step(v):
@@ -123,12 +123,12 @@ def step(v):
     pairs, grows = [], set()
     for old in range(1, T):
         for new in range(old + 1, T + 1):
-            before, after = OnlineState(v, old), OnlineState(v, new)
-            grows.add(bool(after.m > before.m))
-            rescale = torch.exp(before.m - after.m)
-            weights = torch.exp(v.scores[0, old:new] - after.m)
-            pairs.append((before.l * rescale + weights.sum(), after.l))
-            pairs.append((before.a * rescale + weights @ v.V[old:new], after.a))
+            previous, current = OnlineState(v, old), OnlineState(v, new)
+            grows.add(bool(current.m > previous.m))
+            rescale = torch.exp(previous.m - current.m)
+            weights = torch.exp(v.scores[0, old:new] - current.m)
+            pairs.append((previous.l * rescale + weights.sum(), current.l))
+            pairs.append((previous.a * rescale + weights @ v.V[old:new], current.a))
     assert grows == {True, False}
     return pairs
 
@@ -169,9 +169,9 @@ def mask(v):
 
 def parts(v):
     outputs, logs = [], []
-    for some in (slice(0, 2), slice(2, T)):
-        logs.append(torch.logsumexp(v.scores[:, some], -1))
-        outputs.append(torch.softmax(v.scores[:, some], -1) @ v.V[some])
+    for keys in (slice(0, 2), slice(2, T)):
+        logs.append(torch.logsumexp(v.scores[:, keys], -1))
+        outputs.append(torch.softmax(v.scores[:, keys], -1) @ v.V[keys])
     L = torch.log(torch.exp(logs[0]) + torch.exp(logs[1]))
     shares = [torch.exp(log - L)[:, None] * output for log, output in zip(logs, outputs, strict=True)]
     return [(sum(shares), v.O)]
@@ -196,8 +196,8 @@ def slots(v):
     lengths, r = torch.tensor([5, 0, 64, 65, 1, 200, 63, 128]), 64
     offsets = F.pad(lengths.cumsum(0), (1, 0))
     first = torch.floor(offsets / r) + torch.arange(len(offsets))
-    spare = first.diff() - torch.ceil(lengths / r)
-    assert (spare >= 0).all() and (spare <= 1).all()
+    unused = first.diff() - torch.ceil(lengths / r)
+    assert (unused >= 0).all() and (unused <= 1).all()
     return [(first[-1], float(lengths.sum() // r + len(lengths)))]
 
 
@@ -208,9 +208,9 @@ def dropout(v):
     P = torch.softmax(scores, -1)
     O = (P * Z) / (1 - p) @ v.V
     dS, dP = torch.autograd.grad(O, (scores, P), v.dO)
-    claimed = (v.dO @ v.V.T) * Z / (1 - p)
+    formula = (v.dO @ v.V.T) * Z / (1 - p)
     D = (v.dO * O).sum(-1, keepdim=True)
-    return [(claimed, dP), (P * (claimed - D), dS)]
+    return [(formula, dP), (P * (formula - D), dS)]
 
 
 SOFTMAX_FORMULAS = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)

@@ -32,9 +32,9 @@ EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1,
 
 def list_orders(folder, tests):
     cases = [*CASES, *p23.GATE_CASES]
-    every = [*cases, *EDGE_CASES, *(Case(name, "", dims, "") for name, dims in EMPTY.items())]
+    all_cases = [*cases, *EDGE_CASES, *(Case(name, "", dims, "") for name, dims in EMPTY.items())]
     orders = {
-        dtype: make_order("p23", every, ["fused", "unfused"], dtype=dtype)
+        dtype: make_order("p23", all_cases, ["fused", "unfused"], dtype=dtype)
         for dtype in {"float32", *list_values(tests, "dtype")}
     }
     for name in list_values(tests, "edited"):
@@ -59,11 +59,11 @@ def test_solution_is_correct_in_all_cases(puzzle, solution, dtype):
 
 def test_block_max_starts_from_the_lowest_finite_number(recordings):
     """A row of -inf must not give NaN, as the hint explains."""
-    launched = recordings("float32")
-    lowest = {
-        name: "0fFF7FFFFF" in launched.ptx[symbol] for symbol, name in launched.map_kernel_names().items()
+    recording = recordings("float32")
+    lowest_values = {
+        name: "0fFF7FFFFF" in recording.ptx[symbol] for symbol, name in recording.map_kernel_names().items()
     }
-    assert lowest["softmax"] and not lowest["flash_forward"]
+    assert lowest_values["softmax"] and not lowest_values["flash_forward"]
 
 
 SUM = "block.sum[block_size=ROW_THREADS](partial)"
@@ -88,13 +88,16 @@ def solve(
 ) -> Exercise:
     """Create an exercise with the edited solution in the blanks `ids`, and the code `more_bodies` in others."""
     blanks.generate_problems(roots.get_solutions() / "p23", folder / "p23")
-    work = replace(Exercise(puzzle, puzzle.mojo_rung), root=folder)
-    skeleton, solution = blanks.read_source(work.path), blanks.find_blanks(blanks.read_source(work.solution))
+    exercise = replace(Exercise(puzzle, puzzle.mojo_rung), root=folder)
+    skeleton, solution = (
+        blanks.read_source(exercise.path),
+        blanks.find_blanks(blanks.read_source(exercise.solution)),
+    )
     bodies = {id: tuple(line.replace(*edit) for line in solution[id].body) for id in ids} | (
         more_bodies or {}
     )
-    work.path.write_text(blanks.join_segments(blanks.split_blanks(skeleton), bodies))
-    return work
+    exercise.path.write_text(blanks.join_segments(blanks.split_blanks(skeleton), bodies))
+    return exercise
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ def test_no_launch_has_an_empty_grid(puzzle, recordings, name):
         variant: [event for event in cases[variant, dims] if isinstance(event, RecordedLaunch)]
         for variant in ("unfused", "fused")
     }
-    assert all(min(launch.grid) >= 1 for some in launches.values() for launch in some)
+    assert all(min(launch.grid) >= 1 for variant_launches in launches.values() for launch in variant_launches)
     written = {variant: {launch.name for launch in some} for variant, some in launches.items()}
     product = {"transposed_product"}
     without_key = {"output", "dQ", *product}
@@ -166,8 +169,8 @@ def test_scores_are_not_stored(puzzle, recordings):
     recording = recordings("float32")
     replay = Replay(recording, puzzle, "float32")
     outputs = replay.run("fused", case, Reference(puzzle, "float32", 0).get_inputs(case))
-    stored = sum(launch.counters.global_store.bytes for launch in replay.gpu.launches)
-    assert stored == sum(array.nbytes for array in outputs.values())
+    stored_bytes = sum(launch.counters.global_store.bytes for launch in replay.gpu.launches)
+    assert stored_bytes == sum(array.nbytes for array in outputs.values())
     assert not any(launch.counters.global_atomic.bytes for launch in replay.gpu.launches)
     written = {
         launch.name: [t for t, c in launch.counters.tensors.items() if c.written]

@@ -20,27 +20,27 @@ def test_order_is_a_bijection(name):
     for H, W in GRIDS:
         order = orders.ORDERS[name](H, W)
         assert np.array_equal(np.sort(order), np.arange(H * W)), (H, W)
-        assert np.array_equal(orders.inverse(order)[order], np.arange(H * W)), (H, W)
-        assert np.array_equal(orders.inverse(orders.inverse(order)), order), (H, W)
+        assert np.array_equal(orders.invert_order(order)[order], np.arange(H * W)), (H, W)
+        assert np.array_equal(orders.invert_order(orders.invert_order(order)), order), (H, W)
 
 
 def test_hilbert_curve_steps_to_neighbors():
     """The curve has one diagonal step if the longer side is odd and the shorter one even."""
     for H, W in GRIDS:
-        down, right = compute_steps(orders.hilbert(H, W), W)
+        down, right = compute_steps(orders.make_hilbert_order(H, W), W)
         assert np.maximum(down, right).max(initial=1) == 1, (H, W)
         diagonal = max(H, W) % 2 == 1 and min(H, W) % 2 == 0
         assert (down + right > 1).sum() == diagonal, (H, W)
 
 
 def test_curve_of_16_cells():
-    assert orders.hilbert(4, 4).tolist() == [0, 1, 5, 4, 8, 12, 13, 9, 10, 14, 15, 11, 7, 6, 2, 3]
+    assert orders.make_hilbert_order(4, 4).tolist() == [0, 1, 5, 4, 8, 12, 13, 9, 10, 14, 15, 11, 7, 6, 2, 3]
 
 
 @pytest.mark.parametrize("side", [2, 4, 8, 16, 32])
 def test_aligned_runs_fill_aligned_squares(side):
     """On a Hilbert curve each aligned run of 4^k steps fills an aligned square."""
-    rows, columns = np.divmod(orders.hilbert(side, side), side)
+    rows, columns = np.divmod(orders.make_hilbert_order(side, side), side)
     size = 1
     while size < side:
         squares = (rows // size * side + columns // size).reshape(-1, size**2)
@@ -49,12 +49,12 @@ def test_aligned_runs_fill_aligned_squares(side):
 
 
 def test_z_order_interleaves_row_and_column_bits():
-    assert orders.z_order(4, 4).tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
-    assert orders.z_order(2, 3).tolist() == [0, 1, 3, 4, 2, 5]
+    assert orders.make_z_order(4, 4).tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
+    assert orders.make_z_order(2, 3).tolist() == [0, 1, 3, 4, 2, 5]
 
 
 def test_squares_are_clipped_at_the_edge():
-    assert orders.order_tiled(3, 3, side=2).tolist() == [0, 1, 3, 4, 2, 5, 6, 7, 8]
+    assert orders.make_tiled_order(3, 3, side=2).tolist() == [0, 1, 3, 4, 2, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("grid", [(0, 4), (4, 0), (-1, 4)])
@@ -75,8 +75,8 @@ def test_window_tiles_match_the_definition(name, H, W, radius, tile):
     order = orders.ORDERS[name](H, W)
     count = -(-H * W // tile)
     needed = np.zeros((count, count), bool)
-    for i, here in enumerate(order.tolist()):
-        for j, there in enumerate(order.tolist()):
-            if max(abs(here // W - there // W), abs(here % W - there % W)) <= radius:
+    for i, cell in enumerate(order.tolist()):
+        for j, neighbour in enumerate(order.tolist()):
+            if max(abs(cell // W - neighbour // W), abs(cell % W - neighbour % W)) <= radius:
                 needed[i // tile, j // tile] = True
-    assert np.array_equal(orders.window_tiles(order, W, radius, tile), needed)
+    assert np.array_equal(orders.find_window_tiles(order, W, radius, tile), needed)

@@ -57,7 +57,9 @@ def test_drawn_line_follows_the_curve(p24, side):
     code, output = p24("--draw", "--size", side, side)
     title, *lines = output.splitlines()
     assert code == 0 and title == f"hilbert order of {side} x {side} cells"
-    assert [row * side + column for row, column in trace_curve(lines)] == orders.hilbert(side, side).tolist()
+    assert [row * side + column for row, column in trace_curve(lines)] == orders.make_hilbert_order(
+        side, side
+    ).tolist()
 
 
 def test_steps_between_distant_cells_are_not_drawn(p24):
@@ -97,17 +99,17 @@ def test_counts_match_sets_of_cells(name):
         }
         for group in groups
     ]
-    tiles = [{at // tile for at in need} for need in needs]
+    tiles = [{position // tile for position in need} for need in needs]
     costs = counting.count_costs(order, W, radius, tile)
-    assert costs.pairs == sum(map(len, tiles)) and costs.all_pairs == len(groups) ** 2
-    assert costs.needed == np.mean([len(need) for need in needs])
-    assert costs.runs == np.mean([sum(at - 1 not in need for at in need) for need in needs])
-    assert costs.loaded == np.mean([sum(len(groups[j]) for j in members) for members in tiles])
+    assert costs.tile_pairs == sum(map(len, tiles)) and costs.max_tile_pairs == len(groups) ** 2
+    assert costs.needed_keys == np.mean([len(need) for need in needs])
+    assert costs.key_runs == np.mean([sum(at - 1 not in need for at in need) for need in needs])
+    assert costs.loaded_keys == np.mean([sum(len(groups[j]) for j in members) for members in tiles])
 
 
 @pytest.mark.parametrize("dim", [1, 2, 4, 24, 64])
 def test_sectors_of_a_warp_load_are_counted(dim):
-    order = orders.hilbert(8, 8)
+    order = orders.make_hilbert_order(8, 8)
     sector_counts = []
     for first in range(0, 64 * dim, 32):
         elements = range(first, first + 32)

@@ -37,13 +37,13 @@ def test_solution_saves_the_expected_tensors():
         output = attention.apply(*leaves, tensors["order"], tensors["width"], tensors["radius"])
     rows = case.dims[0] * case.dims[1] * case.dims[2] * case.dims[3]
     assert sum(t.numel() for t in saved) == 4 * rows * case.dims[4] + rows + case.dims[2] * case.dims[3]
-    held = {t.data_ptr() for t in saved}
-    assert held.issuperset({output.data_ptr(), *(leaf.data_ptr() for leaf in leaves)})
+    saved_addresses = {t.data_ptr() for t in saved}
+    assert saved_addresses.issuperset({output.data_ptr(), *(leaf.data_ptr() for leaf in leaves)})
 
 
 @pytest.mark.parametrize("side", [1, 2, 4, 8, 64, 256])
 def test_solution_follows_the_generalised_curve(side):
     functions = load_module(SOLUTION / "in_numpy.py")
     index = functions["index"](np.arange(side**2), side)
-    assert np.array_equal(index, orders.hilbert(side, side))
+    assert np.array_equal(index, orders.make_hilbert_order(side, side))
     assert np.array_equal(functions["inverse"](index, side), np.arange(side**2))

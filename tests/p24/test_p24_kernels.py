@@ -28,7 +28,6 @@ BY_ORDER = [Case(name, "", GRID, f"{name} hard") for name in orders.ORDERS]
 
 @pytest.fixture(scope="module")
 def solution():
-    """The solution's op package."""
     return roots.make_op_package(roots.get_solutions(), "p24")
 
 
@@ -68,7 +67,7 @@ def test_loaded_keys_match_the_count(name, replayed_counters):
     """Each pass loads only the rows of required tiles."""
     B, N, H, W, d, radius, tile = GRID
     costs = counting.count_costs(orders.ORDERS[name](H, W), W, radius, tile)
-    rows = costs.pairs * tile * B * N * d * 4
+    rows = costs.tile_pairs * tile * B * N * d * 4
     launches = replayed_counters[name]
     assert launches["window_forward"].tensors["key"].read == rows
     assert launches["window_forward"].tensors["value"].read == rows

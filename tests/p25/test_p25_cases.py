@@ -29,8 +29,8 @@ def test_reference_matches_scaled_dot_product_attention():
 @pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize(("size", "length"), [(1, 5), (2, 8), (3, 19), (4, 64), (4, 3), (8, 101)])
 def test_each_position_has_one_owner(size, length, balanced):
-    held = np.concatenate([layout.get_positions(rank, size, length, balanced) for rank in range(size)])
-    assert sorted(held.tolist()) == list(range(length))
+    positions = np.concatenate([layout.get_positions(rank, size, length, balanced) for rank in range(size)])
+    assert sorted(positions.tolist()) == list(range(length))
     counts = [len(layout.get_positions(rank, size, length, balanced)) for rank in range(size)]
     assert max(counts) - min(counts) <= 2
     array = np.random.default_rng(0).standard_normal((2, 3, length, 4))

@@ -34,10 +34,10 @@ def test_block_matches_autograd(causal, queries, keys):
         scores = scores.masked_fill(torch.arange(*keys) > torch.arange(*queries)[:, None], -torch.inf)
     lse, out = torch.logsumexp(scores, -1), torch.softmax(scores, -1) @ v.repeat_interleave(2, 1)
     expected = (out, lse, *torch.autograd.grad(out, leaves, dO))
-    rest = (queries, keys, 0.3, causal, False)
-    got = ring.run_block_forward(q, k, v, *rest)
+    arguments = (queries, keys, 0.3, causal, False)
+    got = ring.run_block_forward(q, k, v, *arguments)
     delta = (dO * out).sum(-1)
-    got += ring.run_block_backward(dO, q, k, v, lse.detach(), delta.detach(), *rest)
+    got += ring.run_block_backward(dO, q, k, v, lse.detach(), delta.detach(), *arguments)
     torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
 
 

@@ -35,10 +35,10 @@ def ring(capfd):
 
 
 def test_four_ranks_agree_with_one_device(ring):
-    with socket.socket() as taken:  # a ring on one machine needs no port
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", 0))
-        os.environ["MASTER_PORT"] = str(taken.getsockname()[1])
+    with socket.socket() as occupied:  # a ring on one machine needs no port
+        occupied.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        occupied.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(occupied.getsockname()[1])
         try:
             code, output = ring("--solution", *SMALL)
         finally:
@@ -53,8 +53,8 @@ def test_saved_memory_decreases_with_the_number_of_ranks(ring):
     for ranks in (1, 2, 4):
         code, output = ring("--solution", "--dims", 1, 4, 2, 64, 8, "--ranks", ranks)
         assert code == 0, output
-        words = output.partition("kept for the backward pass (measured): ")[2]
-        saved_bytes[ranks] = int(words.split()[0].replace(",", ""))
+        saved_line = output.partition("kept for the backward pass (measured): ")[2]
+        saved_bytes[ranks] = int(saved_line.split()[0].replace(",", ""))
     assert saved_bytes[1] == 2 * saved_bytes[2] == 4 * saved_bytes[4]
 
 
@@ -127,7 +127,6 @@ def test_failed_rank_is_reported_and_stops_all(ring, fault, patterns):
 
 
 def write_solution(monkeypatch, tmp_path, text):
-    """Write a learner's file and select it."""
     path = tmp_path / "problems" / "p25" / "in_torch.py"
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -140,8 +139,8 @@ def test_wrong_ring_is_rejected(ring, monkeypatch, tmp_path):
     write_solution(monkeypatch, tmp_path, wrong.build_target().read_text())
     code, output = ring(*SMALL)
     assert code == 1 and "❌ output     error " in output and "Overall Result: ❌ WRONG" in output, output
-    words = "is computed from output, which is wrong: fix that first\n"
-    assert all(f"❌ grad_{name:<5} {words}" in output for name in ("query", "key", "value")), output
+    message = "is computed from output, which is wrong: fix that first\n"
+    assert all(f"❌ grad_{name:<5} {message}" in output for name in ("query", "key", "value")), output
 
 
 def test_raising_ring_counts_as_wrong(ring, monkeypatch, tmp_path):
@@ -204,10 +203,10 @@ def test_ctrl_c_during_startup_is_not_lost(monkeypatch):
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
     monkeypatch.setattr(processes.forkserver, "ensure_running", start)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             processes.start_server()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -24,11 +24,11 @@ def checkers():
 def test_only_the_first_wrong_tensor_is_explained(name, checkers):
     wrong = next(item for item in WRONG if item.name == name)
     (result,) = checkers[wrong.rung].check(wrong.build_target(), [wrong.gate])
-    follows = [
+    consequences = [
         f"grad_{item} is computed from output, which is wrong: fix that first"
         for item in ("query", "key", "value")
     ]
-    assert result.diagnosis[-3:] == follows
+    assert result.diagnosis[-3:] == consequences
     assert not any("grad_" in line for line in result.diagnosis[:-3])
 
 

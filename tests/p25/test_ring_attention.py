@@ -17,7 +17,6 @@ from harness.puzzles.p25 import layout
 
 
 def count_positions(rank, size, length, balanced):
-    """Return a rank's number of positions."""
     return len(layout.get_positions(rank, size, length, balanced))
 
 
@@ -49,9 +48,9 @@ def test_blocks_with_large_scores_have_correct_weights(score, group_of_one):
     reference = torch.nn.functional.scaled_dot_product_attention(*exact, scale=1.0)
     got = (out, *torch.autograd.grad(out, leaves, grad_out))
     expected = (reference, *torch.autograd.grad(reference, exact, grad_out.double()))
-    for ours, truth in zip(got, expected, strict=True):
+    for actual, truth in zip(got, expected, strict=True):
         torch.testing.assert_close(
-            ours.double(), truth, rtol=0, atol=1e-6 + 1e-5 * float(truth.detach().abs().max())
+            actual.double(), truth, rtol=0, atol=1e-6 + 1e-5 * float(truth.detach().abs().max())
         )
 
 
@@ -61,11 +60,11 @@ def test_rounded_lse_has_bounded_error(score):
     generator = torch.Generator().manual_seed(0)
     lse = score * (1 + 1e-3 * torch.randn(2, 1, 1, 1000, generator=generator, dtype=torch.float64))
     outs = torch.tensor([0.0, 1]).double().view(2, 1, 1, 1, 1).expand(2, 1, 1, 1000, 1)
-    (exact, gathered), (got, merged) = (
+    (exact, gathered), (got, merged_lse) = (
         merge_blocks(outs[0], values[0], outs[1], values[1]) for values in (lse, lse.float().double())
     )
     bound = lse.abs().amax(0) * 2.0**-24
-    assert ((got - exact).abs()[..., 0] <= bound).all() and ((merged - gathered).abs() <= bound).all()
+    assert ((got - exact).abs()[..., 0] <= bound).all() and ((merged_lse - gathered).abs() <= bound).all()
     assert (got != exact).any()
 
 

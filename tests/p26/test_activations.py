@@ -21,20 +21,20 @@ def test_values_and_gradients_match_float64(dtype):
     x = torch.linspace(-12, 12, 60).reshape(6, 10).to(dtype).mT
     dy = torch.linspace(-1, 2, 60).reshape(10, 6).to(dtype)
 
-    def run_forward_and_backward(function, wide):
-        leaf = x.to(wide).requires_grad_()
+    def run_forward_and_backward(function, float64_inputs):
+        leaf = x.to(float64_inputs).requires_grad_()
         y = function(leaf)
-        return y.detach(), *torch.autograd.grad(y, leaf, dy.to(wide))
+        return y.detach(), *torch.autograd.grad(y, leaf, dy.to(float64_inputs))
 
-    for ours, baseline, truth in zip(
+    for actual, baseline, truth in zip(
         run_forward_and_backward(silu, dtype),
         run_forward_and_backward(F.silu, dtype),
         run_forward_and_backward(F.silu, torch.float64),
         strict=True,
     ):
-        assert ours.dtype == dtype
-        far, near = ((t.double() - truth).abs().max() for t in (ours, baseline))
-        assert far <= 2 * near + 4 * torch.finfo(dtype).eps * truth.abs().max()
+        assert actual.dtype == dtype
+        error, baseline_error = ((t.double() - truth).abs().max() for t in (actual, baseline))
+        assert error <= 2 * baseline_error + 4 * torch.finfo(dtype).eps * truth.abs().max()
 
 
 def test_operator_passes_opcheck():
@@ -71,19 +71,19 @@ def test_extreme_values_and_empty_tensors():
 def test_gpu_kernels_on_the_virtual_gpu():
     program = Path(__file__).with_name("silu_on_gpu.mojo")
     mojo = ["mojo", "run", "-I", str(roots.get_solutions() / "p26"), str(program)]
-    completed = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "harness", "vgpu", "exec", "--", *mojo],
         cwd=roots.CHECKOUT,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
     )
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    rows = [line.split() for line in completed.stdout.splitlines() if re.fullmatch(r"\S+ \S+", line)]
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = [line.split() for line in result.stdout.splitlines() if re.fullmatch(r"\S+ \S+", line)]
     y, dx = torch.tensor([[float(number) for number in row] for row in rows]).T
     count = torch.arange(300)
     x = ((count - 150).float() / 10).double().requires_grad_()
     truth = F.silu(x)
     (gradient,) = torch.autograd.grad(truth, x, 1.0 + count % 7)
-    for ours, exact in ((y, truth), (dx, gradient)):
-        assert (ours - exact).abs().max() <= 8 * torch.finfo(torch.float32).eps * exact.abs().max()
+    for actual, exact in ((y, truth), (dx, gradient)):
+        assert (actual - exact).abs().max() <= 8 * torch.finfo(torch.float32).eps * exact.abs().max()

@@ -11,7 +11,14 @@ from harness.learner import blanks
 from harness.learner.exercise import Exercise
 from harness.puzzles.p26 import compile_cases, shows
 from harness.puzzles.p26.checker import CHECKS
-from harness.puzzles.p26.compile_cases import CompileCase, Fault, capture_graph, check_case, numbers, run_pass
+from harness.puzzles.p26.compile_cases import (
+    CheckError,
+    CompileCase,
+    capture_graph,
+    check_case,
+    make_numbers,
+    make_pass_backend,
+)
 from harness.puzzles.p26.spec import PUZZLE
 from harness.toolchain import roots
 
@@ -22,7 +29,6 @@ QUICK = [rung for rung in PUZZLE.rungs if rung.id in ("printer", "fold", "match"
 
 @pytest.fixture(scope="module")
 def checkers():
-    """One checker per rung."""
     return {rung.id: load_checker(Exercise(PUZZLE, rung, roots.get_solutions())) for rung in PUZZLE.rungs}
 
 
@@ -32,10 +38,12 @@ def test_symptoms_have_one_line_each(monkeypatch, command_line):
     result = command_line("p26", "--symptoms")
     assert result.code == 0
     assert [line.split()[0] for line in result.lines] == [wrong.name for wrong in selected]
-    words = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.lines}
-    assert words["factor_behind_only"] == "not-rewritten: 2.0 * x: factor(node) is None, expected x and 2.0"
-    assert words["rows_of_inputs"].startswith("rows: rows(gm) is [('L_x_', (4, 6), 'float32'), ")
-    monkeypatch.setattr(shows, "find_fault", lambda *arguments: None)
+    symptoms = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.lines}
+    assert (
+        symptoms["factor_behind_only"] == "not-rewritten: 2.0 * x: factor(node) is None, expected x and 2.0"
+    )
+    assert symptoms["rows_of_inputs"].startswith("rows: rows(gm) is [('L_x_', (4, 6), 'float32'), ")
+    monkeypatch.setattr(shows, "find_error", lambda *arguments: None)
     result = command_line("p26", "--symptoms")
     assert result.code == 1 and [line.split()[1] for line in result.lines] == ["passes", "passes"]
 
@@ -51,11 +59,11 @@ def test_zoo_has_a_wrong_backend_for_each_gate():
 
 # ---- The checks of a backend --------------------------------------------------------------------------------
 
-X = numbers()
+X = make_numbers()
 
 
 def find_failure_kind(case: CompileCase, backend) -> str:
-    with pytest.raises(Fault) as raised:
+    with pytest.raises(CheckError) as raised:
         check_case(case, backend)
     return raised.value.kind
 
@@ -91,42 +99,42 @@ def test_errors_other_than_outputs_are_reported():
 
     inference = CompileCase("sin and cos", SIN_COS.function, (X,), gradients=False)
     assert find_failure_kind(inference, mutate_input) == "input-written"
-    same = CompileCase("x + 0", lambda x: x * 1.0, (X,), gradients=False)
-    assert find_failure_kind(same, lambda gm, inputs: lambda x: (x,)) == "aliased"
+    identity_case = CompileCase("x + 0", lambda x: x * 1.0, (X,), gradients=False)
+    assert find_failure_kind(identity_case, lambda gm, inputs: lambda x: (x,)) == "aliased"
     assert find_failure_kind(SIN_COS, lambda gm, inputs: None) == "not-callable"
-    zero = CompileCase("x + 0.0", lambda x: x + 0.0, (torch.tensor([-0.0]),), same_bits=True, gradients=False)
+    zero = CompileCase("x + 0.0", lambda x: x + 0.0, (torch.tensor([-0.0]),), bit_exact=True, gradients=False)
     assert find_failure_kind(zero, make_backend(lambda out: (-out[0],))) == "value"
 
 
 def test_dead_nodes_are_reported():
-    one = CompileCase("x.sin() + 1", lambda x: x.sin() + 1, (X,), ("sin", "add"))
-    check_case(one, run_pass(lambda gm: None))
+    case = CompileCase("x.sin() + 1", lambda x: x.sin() + 1, (X,), ("sin", "add"))
+    check_case(case, make_pass_backend(lambda gm: None))
     expected = CompileCase("x.sin() + 1", lambda x: x.sin() + 1, (X,), ("add",))
-    assert find_failure_kind(expected, run_pass(lambda gm: None)) == "not-rewritten"
+    assert find_failure_kind(expected, make_pass_backend(lambda gm: None)) == "not-rewritten"
 
     def leave_dead_nodes(gm):
         (x,) = (n for n in gm.graph.nodes if n.op == "placeholder")
         with gm.graph.inserting_after(x):
             gm.graph.call_function(torch.cos, (x,)).meta = dict(x.meta)
 
-    assert find_failure_kind(one, run_pass(leave_dead_nodes)) == "dead-nodes"
+    assert find_failure_kind(case, make_pass_backend(leave_dead_nodes)) == "dead-nodes"
 
     def reorder_nodes(gm):
         first, second = [n for n in gm.graph.nodes if n.op in compile_cases.CALLS]
         first.prepend(second)
 
-    assert find_failure_kind(one, run_pass(reorder_nodes)) == "out-of-order"
+    assert find_failure_kind(case, make_pass_backend(reorder_nodes)) == "out-of-order"
 
 
 def test_recompilation_per_shape_is_reported():
-    one = CompileCase("sin", lambda x: x.sin(), (X,), more=((X[:2],),), dynamic=True)
+    case = CompileCase("sin", lambda x: x.sin(), (X,), more_inputs=((X[:2],),), dynamic=True)
 
     def bake_shape(gm, inputs):
         [int(size) for size in inputs if isinstance(size, torch.SymInt)]
         return gm.forward
 
-    assert find_failure_kind(one, bake_shape) == "shape-baked"
-    check_case(one, lambda gm, inputs: gm.forward)
+    assert find_failure_kind(case, bake_shape) == "shape-baked"
+    check_case(case, lambda gm, inputs: gm.forward)
 
 
 def test_exact_holds_for_all_bfloat16_values():
@@ -138,9 +146,9 @@ def test_exact_holds_for_all_bfloat16_values():
     x = list_values(torch.bfloat16)
     assert len(x.view(torch.int16).unique()) == 65536
     for a, b, expected in ((2.0, 3.0, True), (3.0, 5.0, False), (2.0, 0.5, False), (7.0, -4.0, True)):
-        twice, once = x * a * b, x * (a * b)
-        same = bool(((twice == once) | (twice.isnan() & once.isnan())).all())
-        assert exact(a, b, torch.bfloat16) is expected is same
+        sequential, folded = x * a * b, x * (a * b)
+        is_equal = bool(((sequential == folded) | (sequential.isnan() & folded.isnan())).all())
+        assert exact(a, b, torch.bfloat16) is expected is is_equal
 
 
 def test_graph_breaks_match_dynamos_count():
@@ -243,8 +251,8 @@ def test_output_of_a_failing_graph_is_hidden(tmp_path, checkers, capfd):
 
 def test_shown_rewrites_match_the_book(capsys):
     assert cli.main(["p26", "--rewrites"]) == 0
-    recorded = roots.CHECKOUT / "book" / "outputs" / "backend_rewrites.txt"
-    assert capsys.readouterr().out.strip() == recorded.read_text().strip()
+    expected_output = roots.CHECKOUT / "book" / "outputs" / "backend_rewrites.txt"
+    assert capsys.readouterr().out.strip() == expected_output.read_text().strip()
 
 
 def test_captured_graph_matches_the_backends():
@@ -265,10 +273,10 @@ def test_solution_does_not_rewrite_across_no_grad():
     from harness.check.python_files import load_module
 
     fold, match = (load_module(roots.get_solutions() / "p26" / name) for name in ("fold.py", "match.py"))
-    done = []
+    completed = []
 
     def backend(gm, inputs):
-        done.append((fold["fold"](gm), fold["drop_ones"](gm), match["silu"](gm), match["gelu"](gm)))
+        completed.append((fold["fold"](gm), fold["drop_ones"](gm), match["silu"](gm), match["gelu"](gm)))
         gm.recompile()
         return gm
 
@@ -281,4 +289,4 @@ def test_solution_does_not_rewrite_across_no_grad():
         function(x).backward()
         gradients.append(x.grad)
     torch.testing.assert_close(*gradients)
-    assert done == [(0, 0, 0, 0)]
+    assert completed == [(0, 0, 0, 0)]

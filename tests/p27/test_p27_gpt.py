@@ -198,7 +198,6 @@ def test_state_is_contiguous_and_decays_only_matrices():
 
 @pytest.fixture
 def smaller_tiny_model(monkeypatch):
-    """Make the commands' tiny model smaller."""
     monkeypatch.setitem(SIZES, "tiny", SMALL)
 
 
@@ -309,13 +308,16 @@ def test_saved_state_is_interchangeable(writer, reader, text, tmp_path):
     state = State.initialize(SMALL, 7, CPU)
     train_steps(text, writer, state, 0, 5)
     state.save(tmp_path / "state.pt")
-    loaded = State.load(tmp_path / "state.pt", SMALL, CPU)
-    assert loaded.steps == 5
+    loaded_state = State.load(tmp_path / "state.pt", SMALL, CPU)
+    assert loaded_state.steps == 5
     for name in ("master", "mean", "square"):
-        assert torch.equal(getattr(loaded, name), getattr(state, name)) and getattr(loaded, name).any()
+        assert (
+            torch.equal(getattr(loaded_state, name), getattr(state, name))
+            and getattr(loaded_state, name).any()
+        )
     expected = train_steps(text, writer, state, 5, 5)
-    assert train_steps(text, reader, loaded, 5, 5) == pytest.approx(expected, rel=2e-4)
-    assert loaded.steps == 10
+    assert train_steps(text, reader, loaded_state, 5, 5) == pytest.approx(expected, rel=2e-4)
+    assert loaded_state.steps == 10
 
 
 @pytest.mark.compiles
@@ -354,16 +356,16 @@ def test_losses_and_parameter_hash_are_reported(command_line, smaller_tiny_model
 
 
 def test_save_and_load_errors_are_reported(command_line, smaller_tiny_model, tmp_path):
-    state, junk = tmp_path / "state.pt", tmp_path / "junk.pt"
+    state, invalid_file = tmp_path / "state.pt", tmp_path / "junk.pt"
     State.initialize(UNALIGNED, 1, CPU).save(state)
-    junk.write_text("no state")
+    invalid_file.write_text("no state")
     with pytest.raises(UsageError, match=r"--save .*: No such file or directory"):
         State.initialize(UNALIGNED, 1, CPU).save(tmp_path / "nowhere" / "state.pt")
     result = command_line("p27", "--train", "--size", "tiny", "--save", str(tmp_path / "no" / "state.pt"))
     assert result.code == 2 and not any("it writes" in line for line in result.lines)
     for path, message in (
         (tmp_path / "none.pt", "No such file or directory"),
-        (junk, "no state file of p27 --train --save"),
+        (invalid_file, "no state file of p27 --train --save"),
         (state, "holds Sizes(layers=1, width=20"),
     ):
         result = command_line("p27", "--train", "--size", "tiny", "--device", "cpu", "--load", str(path))

@@ -80,12 +80,12 @@ def test_running_maximum_starting_at_zero_fails():
 
 def test_both_forms_of_gelu_pass_for_all_seeds():
     """For these seeds the sigmoid form determines the limit, since the tanh form is nearly exact near 0."""
-    one = np.float32
+    float32 = np.float32
     for seed, case in itertools.product((1, 10, 18), cases()):
         reference = Reference(PUZZLE, "float32", seed)
         arrays = reference.get_arrays(case)
-        x, dx = arrays["x"].astype(one), arrays["dx"].astype(one)
-        scale, cube = one(np.sqrt(2 / np.pi)), one(derivation.CUBIC_COEFF)
+        x, dx = arrays["x"].astype(float32), arrays["dx"].astype(float32)
+        scale, cube = float32(np.sqrt(2 / np.pi)), float32(derivation.CUBIC_COEFF)
         u = scale * (x + cube * x * x * x)
         slope = scale * (1 + 3 * cube * x * x)
         with np.errstate(over="ignore"):
@@ -102,10 +102,10 @@ def test_both_forms_of_gelu_pass_for_all_seeds():
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_rounded_lse_changes_gradients_within_the_limit(seeds):
     """Rounding lse gives p = exp(z - lse) the error p |lse| 2^-24; PyTorch saves log p instead."""
-    far = [case for case in PUZZLE.gate_cases if case.name == "far from 0"]
+    far_cases = [case for case in PUZZLE.gate_cases if case.name == "far from 0"]
     for seed in seeds:
         reference = Reference(PUZZLE, "float32", seed)
-        for case in (*cases(), *far):
+        for case in (*cases(), *far_cases):
             arrays = reference.get_arrays(case)
             v = kernels.derive(arrays)
             perturbed = kernels.propagate_rounding(arrays, {"row_lse": v.row_lse.astype(np.float32)})
@@ -131,7 +131,11 @@ def test_full_run_includes_the_gates_cases(command_line):
 def test_learner_mistakes_are_rejected_and_named(tmp_path):
     """Check `learner_mistakes.toml` in each gate's small cases, recorded by a single program."""
     mistakes = tomllib.loads((Path(__file__).parent / "learner_mistakes.toml").read_text("utf-8"))["mojo"]
-    entries = [(gate, name, edits) for gate, named in mistakes.items() for name, edits in named.items()]
+    entries = [
+        (gate, name, edits)
+        for gate, edits_by_name in mistakes.items()
+        for name, edits in edits_by_name.items()
+    ]
     solution, orders = roots.make_op_package(roots.get_solutions(), "p27").path, []
     for number, (gate, _, edits) in enumerate(entries):
         package = shutil.copytree(solution, tmp_path / str(number) / "op")
@@ -144,18 +148,17 @@ def test_learner_mistakes_are_rejected_and_named(tmp_path):
         dims = tuple(dict.fromkeys(case.dims for case in list_small_cases(variant)))
         orders.append(RecordRequest(OpPackage(package), "p27", dims, (variant,), small_grid=True))
     record_many(orders)
-    checker, others = Checker(PUZZLE), []
+    checker, unidentified = Checker(PUZZLE), []
     for order, (gate, name, edits) in zip(orders, entries, strict=True):
         (result,) = checker.check(order.package.path, [gate], list_small_cases(*order.variants))
         if (result.state, result.mistake) != ("wrong", edits["mistake"]):
-            others.append((gate, name, result.state, result.mistake, result.diagnosis))
-    assert not others
+            unidentified.append((gate, name, result.state, result.mistake, result.diagnosis))
+    assert not unidentified
 
 
 def list_small_cases(variant: str) -> list:
-    """Return the small cases of a variant."""
-    every = (*cases(), *PUZZLE.gate_cases)
-    return [case for case in every if case.variant in ("", variant) and np.prod(case.dims) <= 2000]
+    all_cases = (*cases(), *PUZZLE.gate_cases)
+    return [case for case in all_cases if case.variant in ("", variant) and np.prod(case.dims) <= 2000]
 
 
 # ---- The mathematics ----------------------------------------------------------------------------------------
@@ -163,6 +166,6 @@ def list_small_cases(variant: str) -> list:
 
 def test_positions_are_sorted_by_token():
     tokens = np.array([[3, 0, 3], [1, 3, 0]])
-    places = kernels.sort_positions(tokens, 5)
-    assert places["order"].tolist() == [1, 5, 3, 0, 2, 4]
-    assert places["starts"].tolist() == [0, 2, 3, 3, 6, 6]
+    positions = kernels.sort_positions(tokens, 5)
+    assert positions["order"].tolist() == [1, 5, 3, 0, 2, 4]
+    assert positions["starts"].tolist() == [0, 2, 3, 3, 6, 6]

@@ -24,7 +24,6 @@ SOLUTIONS = roots.get_solutions() / "p27"
 
 @pytest.fixture(scope="module")
 def checkers():
-    """One checker per rung."""
     return {rung.id: load_checker(Exercise(PUZZLE, rung, roots.get_solutions())) for rung in RUNGS}
 
 
@@ -156,14 +155,14 @@ def test_autograd_is_restored():
 
 
 def test_wrong_tensor_closest_to_the_loss_is_reported(checkers):
-    wrong = next(each for each in zoo.load_wrong_solutions("p27") if each.name == "block_first_residual")
+    wrong = next(bug for bug in zoo.load_wrong_solutions("p27") if bug.name == "block_first_residual")
     (result,) = checkers["tape"].check(wrong.build_target(), ["model"])
     assert "from the loss backwards: the gradient of what block1 is given is wrong" in result.diagnosis[0]
     assert "tensors are wrong; this is the first" in result.diagnosis[1]
 
 
 def test_gate_names_the_wrong_part_to_fix_first(checkers):
-    wrong = next(each for each in zoo.load_wrong_solutions("p27") if each.name == "layernorm_mean_fixed")
+    wrong = next(bug for bug in zoo.load_wrong_solutions("p27") if bug.name == "layernorm_mean_fixed")
     *_, model = checkers["tape"].check(wrong.build_target(), ["layernorm", "block", "model"])
     assert model.diagnosis == ["computed from layernorm, which is wrong: fix that first"]
 
@@ -179,12 +178,16 @@ def test_different_but_correct_parts_pass(checkers, tmp_path):
 
 def test_live_bytes_are_measured_in_the_learners_run(checkers, tmp_path):
     (correct,) = checkers["tape"].check(SOLUTIONS / "tape.py", ["model"])
-    held = {line[:15].strip(): float(line[15:24]) for line in correct.picture[1:]}
+    live_bytes = {line[:15].strip(): float(line[15:24]) for line in correct.picture[1:]}
     peak = [line for line in correct.picture if line.endswith("peak")]
     assert len(peak) == 1 and peak[0].startswith("loss ")
-    assert list(held)[-1] == "embedding back" and held["embedding back"] == 0
+    assert list(live_bytes)[-1] == "embedding back" and live_bytes["embedding back"] == 0
     # Of 4 x 32 tokens, 32 channels, 4 heads, in float32: both LayerNorms, the inputs of four products, GELU's, qkv, P.
     floats = 4 * 32 * (2 * (32 + 2) + 3 * 32 + 32 + 128 + 3 * 32 + 128) + 4 * 4 * 32 * 32
     shared = 4 * 32 * 96  # saved from one storage by two parts
-    assert held["block1"] - held["block0"] <= 4 * floats / 1024
-    assert held["block1"] - held["block0"] == held["block2"] - held["block1"] >= 4 * (floats - shared) / 1024
+    assert live_bytes["block1"] - live_bytes["block0"] <= 4 * floats / 1024
+    assert (
+        live_bytes["block1"] - live_bytes["block0"]
+        == live_bytes["block2"] - live_bytes["block1"]
+        >= 4 * (floats - shared) / 1024
+    )

@@ -20,7 +20,6 @@ SMALL = replace(train.TINY, layers=2, width=32, context=32, batch=8)
 
 
 def train_small_model(text, steps: int) -> train.Training:
-    """Train the small model on a text."""
     module, training = load_module(TAPE), train.Training.initialize(SMALL)
     with no_autograd():
         for _, excerpt in zip(range(steps), draw_excerpts(SMALL, train.SEED, text), strict=False):
@@ -41,13 +40,13 @@ def test_gradients_match_autograd_at_each_step(text, monkeypatch):
         module, "clip", lambda grads, limit: None
     )  # so that the gradients are compared unclipped
     for _, excerpt in zip(range(5), draw_excerpts(SMALL, train.SEED, text), strict=False):
-        held = make_leaves({name: t.double() for name, t in training.p.items()})
-        loss = Model().loss(excerpt[:, :-1], excerpt[:, 1:], held)
+        leaves = make_leaves({name: t.double() for name, t in training.p.items()})
+        loss = Model().loss(excerpt[:, :-1], excerpt[:, 1:], leaves)
         loss.backward()
         training.step(module, excerpt)
         assert training.losses[-1] == pytest.approx(loss.item(), rel=1e-5)
-        largest = max(unwrap(t.grad).abs().max().item() for t in held.values())
-        for name, leaf in held.items():
+        largest = max(unwrap(t.grad).abs().max().item() for t in leaves.values())
+        for name, leaf in leaves.items():
             torch.testing.assert_close(training.grads[name].double(), leaf.grad, rtol=0, atol=2e-5 * largest)
 
 
@@ -91,7 +90,7 @@ def test_compare_prints_all_values_and_the_first_wrong_one(command_line, monkeyp
         "the gradient of block1.narrow.weight",
         "the gradient of token",
     }
-    wrong = next(each for each in zoo.load_wrong_solutions("p27") if each.name == "gelu_first_term")
+    wrong = next(bug for bug in zoo.load_wrong_solutions("p27") if bug.name == "gelu_first_term")
     monkeypatch.setattr(
         compare, "load_tape", lambda flags: (wrong.build_target(), load_module(wrong.build_target()))
     )

@@ -29,9 +29,9 @@ def assert_close(got: Tensor, exact: Tensor, limit: float) -> None:
 @pytest.fixture(autouse=True)
 def require_kernels(device) -> StepKernels:
     """Fail if the kernels are missing: the tests would compare PyTorch with itself."""
-    loaded = get_kernels(make_normal(8, dtype=torch.bfloat16, device=device))
-    assert loaded is not None
-    return loaded
+    kernels = get_kernels(make_normal(8, dtype=torch.bfloat16, device=device))
+    assert kernels is not None
+    return kernels
 
 
 def test_gelu_and_its_gradient_are_accurate(device, launch_log):
@@ -94,9 +94,9 @@ def test_adamw_matches_float64(device, count, decayed, norm):
     numbers, norms = torch.tensor([0.01, 0.19, 0.0975], device=device), torch.tensor([norm], device=device)
     tensors = {"master": master, "working": master.bfloat16(), "gradients": gradients, "mean": mean}
     tensors |= {"square": square, "step_inputs": numbers, "norm": norms}
-    wide = {name: tensor.double() for name, tensor in tensors.items()}
+    float64_tensors = {name: tensor.double() for name, tensor in tensors.items()}
     step_parts.adamw(**tensors, num_decayed=decayed)
-    step_parts.adamw(**wide, num_decayed=decayed)
+    step_parts.adamw(**float64_tensors, num_decayed=decayed)
     for name in ("master", "mean", "square"):
-        assert_close(tensors[name], wide[name], 1e-6)
-    assert_close(tensors["working"], wide["working"], BF16_EPS)
+        assert_close(tensors[name], float64_tensors[name], 1e-6)
+    assert_close(tensors["working"], float64_tensors["working"], BF16_EPS)

@@ -63,7 +63,6 @@ def list_orders(folder, tests):
 
 @pytest.fixture(scope="module")
 def initial_package(recorded) -> OpPackage:
-    """The solution's package with the initial code of the blanks."""
     return next(order.package for name, order in recorded.items() if name.startswith("pass"))
 
 

@@ -77,15 +77,17 @@ def test_limits_apply_to_the_counted_case():
     rows, hidden, outputs = COUNTED_DIMS
     assert hidden == 768 and rows <= 64 and rows * hidden * outputs <= 2**22
     assert rows % limits.BLOCK_TILE == 0 and outputs % limits.BLOCK_TILE == 0 and rows % limits.SLAB == 0
-    counted = [case for case in PUZZLE.list_cases(None) if case.checks_limits]
-    assert [case.dims for case in counted if not case.variant] == [COUNTED_DIMS] and counted[0].in_16_bits
-    large = [case for case in counted if case.variant]
+    cases = [case for case in PUZZLE.list_cases(None) if case.checks_limits]
+    assert [case.dims for case in cases if not case.variant] == [COUNTED_DIMS] and cases[0].in_16_bits
+    large = [case for case in cases if case.variant]
     assert {case.dims for case in large} == {TENSOR_CORE_DIMS}
     assert not any(case.in_16_bits for case in large), (
         "their kernels compute in bfloat16 whatever the run's dtype"
     )
-    high, wide = limits.TENSOR_CORE_TILE
-    assert TENSOR_CORE_DIMS[0] % high == 0 and TENSOR_CORE_DIMS[1] % wide == TENSOR_CORE_DIMS[2] % wide == 0
+    height, width = limits.TENSOR_CORE_TILE
+    assert (
+        TENSOR_CORE_DIMS[0] % height == 0 and TENSOR_CORE_DIMS[1] % width == TENSOR_CORE_DIMS[2] % width == 0
+    )
     assert TENSOR_CORE_DIMS[0] * TENSOR_CORE_DIMS[1] * TENSOR_CORE_DIMS[2] <= 2**27
 
 
@@ -104,9 +106,12 @@ def test_reports_show_the_recorded_times():
     assert float(rows["bare", "all"]["median_us"]) == recorded.MATMULS_US
     assert [*recorded.STEP_TIMES] == [gate.id for gate in GATES]
     for number, (step, (size, initial, solution, share, passes)) in enumerate(recorded.STEP_TIMES.items(), 1):
-        of = rows["solution", step]
-        assert (size, share) == (int(of["rows"]), of["of_products"] or of["of_memory"])
-        times = (rows["first", step], of, rows["pass", str(number)])
+        solution_row = rows["solution", step]
+        assert (size, share) == (
+            int(solution_row["rows"]),
+            solution_row["of_products"] or solution_row["of_memory"],
+        )
+        times = (rows["first", step], solution_row, rows["pass", str(number)])
         assert [float(row["median_us"]) for row in times] == [initial, solution, passes]
 
 

@@ -28,7 +28,7 @@ import harness.testing
 from book.measure.hunt_versions import reports
 from harness import nn
 from harness.check.call_comparison import InvalidReference
-from harness.puzzles.p21.known import KNOWN
+from harness.puzzles.p21.known import KNOWN_FORMULAS
 from harness.testing import CHECKS, check_backward
 from harness.testing.checks import reject_bad_index
 from harness.testing.problem import make_problem
@@ -169,7 +169,9 @@ def make_wrong_op(op: str, number: int, formula, wrong: str):
 
 
 MISTAKES = [
-    (number, formula, wrong, words) for number, formula, wrongs in KNOWN for wrong, words in wrongs.items()
+    (number, formula, wrong, words)
+    for number, formula, wrongs in KNOWN_FORMULAS
+    for wrong, words in wrongs.items()
 ]
 NAMED_OPS = (
     ["layer_norm"] * 6 + ["rms_norm"] * 3 + ["layer_norm"] * 3 + ["rms_norm"] * 2 + ["linear"] + ["softmax"] * 5

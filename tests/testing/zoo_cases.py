@@ -11,9 +11,9 @@ from torch import Tensor
 from harness.check import zoo
 from harness.check.python_files import load_module
 from harness.puzzles.formulas import EPS
-from harness.puzzles.p20.functions import CLASSES, packed_mask_bytes
+from harness.puzzles.p20.functions import CLASS_NAMES, count_packed_mask_bytes
 from harness.puzzles.p20.registration import register_op
-from harness.puzzles.p21.subjects import IGNORED, REFERENCES
+from harness.puzzles.p21.subjects import IGNORE_INDEX, REFERENCES
 from harness.toolchain import roots
 
 
@@ -34,7 +34,7 @@ ROWS = (..., "H")
 def make_targets(sizes, generator: torch.Generator) -> Tensor:
     """Return target classes; every third row is ignored."""
     classes = torch.randint(sizes["C"], (sizes["N"], sizes["T"]), generator=generator)
-    classes.view(-1)[::3] = IGNORED
+    classes.view(-1)[::3] = IGNORE_INDEX
     return classes
 
 
@@ -68,7 +68,7 @@ P21: dict[str, dict[str, Any]] = {
 def make_p21(gate: str, name: str, path) -> Arguments:
     """Create arguments for a class of puzzle 21's first rung."""
     reference = REFERENCES[gate]
-    return Arguments(name, lambda: load_module(path)[reference.name].apply, reference.reference, P21[gate])
+    return Arguments(name, lambda: load_module(path)[reference.name].apply, reference.function, P21[gate])
 
 
 def list_p21_solutions() -> list[Arguments]:
@@ -93,7 +93,7 @@ def list_p20() -> Iterator[Arguments]:
     for bug in zoo.load_wrong_solutions("p20"):
         if bug.rung != "torch":
             continue
-        name, path = CLASSES[bug.gate], bug.build_target()
+        name, path = CLASS_NAMES[bug.gate], bug.build_target()
         if bug.gate == "layernorm":
             yield Arguments(
                 bug.name,
@@ -102,7 +102,7 @@ def list_p20() -> Iterator[Arguments]:
                 {"x": ROWS, "weight": ("H",), "bias": ("H",)},
             )
             continue
-        ledger = {"relu_mask": lambda x: x.numel(), "relu_bits": packed_mask_bytes}.get(
+        ledger = {"relu_mask": lambda x: x.numel(), "relu_bits": count_packed_mask_bytes}.get(
             bug.gate, lambda x: 4 * x.numel()
         )
         make = lambda path=path, name=name: load_module(path)[name].apply  # noqa: E731

@@ -33,7 +33,7 @@ def create(folder: Path) -> None:
 def enter(folder: Path) -> Iterator[None]:
     """Make the harness use the toys' puzzles, solutions and problems, and enter `folder`."""
     puzzles = importlib.import_module("harness.puzzles")
-    before = roots.CHECKOUT, os.getcwd()
+    previous = roots.CHECKOUT, os.getcwd()
     puzzles.__path__.append(str(folder / "puzzles"))
     roots.CHECKOUT = folder
     os.chdir(folder)
@@ -41,8 +41,8 @@ def enter(folder: Path) -> Iterator[None]:
         yield
     finally:
         puzzles.__path__.remove(str(folder / "puzzles"))
-        roots.CHECKOUT = before[0]
-        os.chdir(before[1])
+        roots.CHECKOUT = previous[0]
+        os.chdir(previous[1])
 
 
 def run(arguments: list[str]) -> tuple[int, str, str]:

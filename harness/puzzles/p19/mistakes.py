@@ -22,7 +22,7 @@ def split_into_tiles(v: Derivation) -> list[np.ndarray]:
     return [v.vector[start : start + TILE] for start in range(0, len(v.vector), TILE)]
 
 
-def mean_square(v: Derivation) -> np.ndarray:
+def compute_mean_square(v: Derivation) -> np.ndarray:
     return (v.matrix**2).mean(-1, keepdims=True)
 
 
@@ -34,7 +34,7 @@ STEPS = {
     "mirrored": lambda v: np.concatenate([tile[::-1] for tile in split_into_tiles(v)]),
     "column_sums": lambda v: v.matrix.sum(0),
     "staged_sums": lambda v: v.matrix.sum(0),
-    "rstd": lambda v: 1 / np.sqrt(mean_square(v) + EPS),
+    "rstd": lambda v: 1 / np.sqrt(compute_mean_square(v) + EPS),
     "normalised": lambda v: v.matrix * v.rstd * v.weight,
 }
 derive = make_derive(STEPS)
@@ -42,9 +42,9 @@ derive = make_derive(STEPS)
 
 def add_offset_by_row(v: Derivation) -> np.ndarray:
     rows, columns = v.matrix.shape
-    by_row = np.zeros(rows)
-    by_row[: min(rows, columns)] = v.offset[: min(rows, columns)]
-    return v.matrix + by_row[:, None]
+    row_offsets = np.zeros(rows)
+    row_offsets[: min(rows, columns)] = v.offset[: min(rows, columns)]
+    return v.matrix + row_offsets[:, None]
 
 
 def accumulate_in_bfloat16(v: Derivation) -> np.ndarray:
@@ -62,15 +62,15 @@ def drop_last_axis(change: Step) -> Step:
     return lambda v: change(v)[..., 0]
 
 
-def sum_in_slabs(v: Derivation, count) -> np.ndarray:
-    """Return the column sums in two stages that add only the first `count(rows)` rows of each slab."""
+def sum_in_slabs(v: Derivation, count_rows) -> np.ndarray:
+    """Return the column sums in two stages that add only the first `count_rows(rows)` rows of each slab."""
 
-    def stage(matrix: np.ndarray, slab_rows: int) -> np.ndarray:
+    def sum_slabs(matrix: np.ndarray, slab_rows: int) -> np.ndarray:
         slabs = [matrix[first : first + slab_rows] for first in range(0, len(matrix), slab_rows)]
-        return np.stack([slab[: count(len(slab))].sum(0) for slab in slabs])
+        return np.stack([slab[: count_rows(len(slab))].sum(0) for slab in slabs])
 
-    partial_sums = stage(v.matrix, SLAB_ROWS)
-    return stage(partial_sums, len(partial_sums))[0]
+    partial_sums = sum_slabs(v.matrix, SLAB_ROWS)
+    return sum_slabs(partial_sums, len(partial_sums))[0]
 
 
 # Mistakes are matched by values, so each changes one quantity; the likeliest come first.
@@ -119,10 +119,10 @@ MISTAKES = (
             {"staged_sums": lambda v: sum_in_slabs(v, lambda rows: 1)}),
     Mistake("not-divided", "with the sum of the squares instead of their mean",
             {"rstd": lambda v: 1 / np.sqrt((v.matrix**2).sum(-1, keepdims=True) + EPS)}),
-    Mistake("eps-forgotten", "without eps", {"rstd": lambda v: 1 / np.sqrt(mean_square(v))}),
+    Mistake("eps-forgotten", "without eps", {"rstd": lambda v: 1 / np.sqrt(compute_mean_square(v))}),
     Mistake("eps-outside-root", "with eps added outside the root",
-            {"rstd": lambda v: 1 / (np.sqrt(mean_square(v)) + EPS)}),
-    Mistake("root-forgotten", "without the root", {"rstd": lambda v: 1 / (mean_square(v) + EPS)}),
+            {"rstd": lambda v: 1 / (np.sqrt(compute_mean_square(v)) + EPS)}),
+    Mistake("root-forgotten", "without the root", {"rstd": lambda v: 1 / (compute_mean_square(v) + EPS)}),
     Mistake("divided-by-rstd", "divided by rstd instead of multiplied",
             {"normalised": lambda v: v.matrix / v.rstd * v.weight}),
     Mistake("square-forgotten", "with the sum of the elements instead of the sum of their squares",

@@ -113,7 +113,7 @@ def reference(tensors: dict) -> dict:
     x, vector = tensors["matrix"], tensors["vector"]
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     x_accum, terms = x.to(accum), tensors["half_matrix"].to(accum) * tensors["half_vector"].to(accum)
-    columns = sum_sequentially(x_accum.T)[:, 0]
+    column_sums = sum_sequentially(x_accum.T)[:, 0]
     rstd = torch.rsqrt(sum_sequentially(x_accum * x_accum) / x.shape[-1] + EPS)
     return {
         "mapped": 2 * vector + 1,
@@ -121,8 +121,8 @@ def reference(tensors: dict) -> dict:
         "products": sum_sequentially(terms)[:, 0],
         "row_sums": sum_sequentially(x_accum)[:, 0],
         "mirrored": torch.cat([tile.flip(0) for tile in vector.split(TILE)]),
-        "column_sums": columns,
-        "staged_sums": columns,
+        "column_sums": column_sums,
+        "staged_sums": column_sums,
         "normalised": (x_accum * rstd * tensors["weight"].to(accum)).to(x.dtype),
     }
 

@@ -16,14 +16,14 @@ from harness.check.gradients import TOLERANCE, Subject, compute_gradients, rando
 from harness.check.python_files import PythonChecker, describe_exception
 from harness.check.results import GateResult
 from harness.puzzles.formulas import EPS
-from harness.puzzles.p20.mistakes import WORD
+from harness.puzzles.p20.mistakes import WORD_BITS
 from harness.spec.puzzle import Case, Gate, Puzzle
 
 LEADING_SIZES = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
 """Kind of sizes -> the sizes of the leading axes, all but the last."""
 LAST_SIZES = {"odd": 7, "square": 4, "row": 6, "deep": 5, "tall": 8}
 
-CLASSES = {
+CLASS_NAMES = {
     "relu_input": "ReluFromInput",
     "relu_output": "ReluFromOutput",
     "relu_mask": "ReluFromMask",
@@ -57,9 +57,9 @@ def make_layernorm_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
     return 3 + normal(*LEADING_SIZES[sizes], H), 1 + 0.5 * normal(H), normal(H)
 
 
-def packed_mask_bytes(x: Tensor) -> int:
+def count_packed_mask_bytes(x: Tensor) -> int:
     """Return the size in bytes of a mask with one bit per element, packed into 32-bit words."""
-    return math.ceil(x.numel() / WORD) * 4
+    return math.ceil(x.numel() / WORD_BITS) * 4
 
 
 def make_subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
@@ -78,19 +78,17 @@ def make_subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
         "relu_input": lambda x: 4 * x.numel(),
         "relu_output": lambda x: 4 * x.numel(),
         "relu_mask": lambda x: x.numel(),
-        "relu_bits": packed_mask_bytes,
+        "relu_bits": count_packed_mask_bytes,
     }
     return Subject(function.apply, F.relu, make_relu_inputs, expected_saved_bytes=allowed_bytes[gate])
 
 
 class FunctionsChecker(PythonChecker):
-    """Checks each class of the PyTorch rung separately."""
-
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         """Check one class; stop if results or gradients are wrong, as later checks would repeat the failure."""
-        function = module.get(CLASSES[gate.id])
+        function = module.get(CLASS_NAMES[gate.id])
         if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
-            message = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"
+            message = f"the file defines no class {CLASS_NAMES[gate.id]}(torch.autograd.Function)"
             return self.make_wrong_result(gate, [message], hint=2)
         subject = make_subject(gate.id, function)
         checks_to_run = RELU_CHECKS if gate.id.startswith("relu") else COMMON_CHECKS
@@ -101,11 +99,11 @@ class FunctionsChecker(PythonChecker):
                 if check in (checks.forward, checks.against_autograd):
                     break
         lines = checks.drop_repeated_messages(lines)
-        wrong = [f"{name}: {line}" for name, line in lines.items()]
+        failures = [f"{name}: {line}" for name, line in lines.items()]
         if checks.against_autograd.__name__ in lines:
-            wrong[-1:] = describe_wrong_gradients(self.puzzle, subject, function, path) or wrong[-1:]
-        if wrong:
-            return self.make_wrong_result(gate, wrong, next(iter(lines)), hint=2)
+            failures[-1:] = describe_wrong_gradients(self.puzzle, subject, function, path) or failures[-1:]
+        if failures:
+            return self.make_wrong_result(gate, failures, next(iter(lines)), hint=2)
         summary = f"{len(checks_to_run)} checks; keeps {describe_saved(subject)}"
         return GateResult(gate, "correct", summary=summary)
 
@@ -133,8 +131,8 @@ def describe_wrong_gradients(
         )
         lines = [
             line
-            for name, g, e, for_ones in zip(names, got, expected, ones, strict=False)
-            if (line := describe_wrong_gradient(name, g, e, for_ones, inputs))
+            for name, g, e, grad_for_ones in zip(names, got, expected, ones, strict=False)
+            if (line := describe_wrong_gradient(name, g, e, grad_for_ones, inputs))
         ]
         if lines:
             lines += describe_known_mistakes(puzzle, subject, names)
@@ -171,10 +169,12 @@ def describe_known_mistakes(puzzle: Puzzle, subject: Subject, names: list[str]) 
                 case, unwritten = Case(sizes, "", actual.shape, ""), np.zeros(actual.shape, bool)
                 evidence = Evidence(case, arrays, actual, truth, unwritten, result, "float64")
                 by_quantity.setdefault(quantity, []).append(evidence)
-    known = {quantity: find_explanation(puzzle, quantity, cases) for quantity, cases in by_quantity.items()}
+    explanations = {
+        quantity: find_explanation(puzzle, quantity, cases) for quantity, cases in by_quantity.items()
+    }
     return [
         f"your {puzzle.get_printed_name(q)} equals the reference {mistake.description}"
-        for q, mistake in known.items()
+        for q, mistake in explanations.items()
         if mistake
     ]
 
@@ -188,11 +188,11 @@ def collect_derivation_inputs(names: list[str], tensors: list[Tensor]) -> dict[s
 
 
 def describe_wrong_gradient(
-    name: str, got: Tensor, expected: Tensor, for_ones: Tensor, inputs: list[Tensor]
+    name: str, got: Tensor, expected: Tensor, grad_for_ones: Tensor, inputs: list[Tensor]
 ) -> str | None:
     """Describe a gradient's element with the largest error; return None if the gradient is correct.
 
-    `for_ones` is the correct gradient for an incoming gradient of ones.
+    `grad_for_ones` is the correct gradient for an incoming gradient of ones.
     """
     errors = (got - expected).abs()
     if errors.max() <= TOLERANCE * expected.abs().max():
@@ -201,7 +201,7 @@ def describe_wrong_gradient(
     limit = TOLERANCE * expected.abs().max().item()
     got_and_expected = format_got_and_expected(got[index].item(), expected[index].item(), limit, 6)
     message = f"the gradient of {name} is wrong: {list(index)} {got_and_expected}"
-    if torch.allclose(got, for_ones):
+    if torch.allclose(got, grad_for_ones):
         return f"{message}; it is the gradient of the output's sum: dy is not used"
     factor = checks.describe_constant_factor(got, expected, inputs)
     return f"{message}; {factor}" if factor else message

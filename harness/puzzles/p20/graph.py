@@ -13,12 +13,12 @@ from harness.spec.puzzle import Case, Gate
 
 NODES = ("y", "c", "a", "b", "x")
 EDGES = ("x->a", "x->b", "a->c", "b->c", "c->y")
-POINTS = (2.0, -3.0, 0.0, 0.5)
+CHECKED_POINTS = (2.0, -3.0, 0.0, 0.5)
 """Values of x at which both gates are checked; the first is the default."""
 OTHER_EDGES: Mapping[str, float] = dict(zip(EDGES, (2.0, 3.0, 5.0, 7.0, 11.0), strict=True))
 """Edge derivatives of another graph of the same shape, none of them 1."""
 
-KNOWN = {
+KNOWN_MISTAKES = {
     "value-for-derivative": "that is x itself, at every x: the edge carries the derivative of x^2",
     "constant-edge": "that is the same number at every x: the slope of x^2 depends on x",
     "one-path-only": "that is what arrives through b alone: x is used twice, and both parts add up",
@@ -33,15 +33,15 @@ def compute_expected_edges(v: Numbers) -> dict[str, float]:
     """Return the derivative along every edge of y = (x^2 + 2x) * 3, by central differences."""
     step = 1e-6
 
-    def slope(formula, at: float) -> float:
-        return (formula(at + step) - formula(at - step)) / (2 * step)
+    def differentiate(formula, point: float) -> float:
+        return (formula(point + step) - formula(point - step)) / (2 * step)
 
     return {
-        "x->a": slope(lambda x: x**2, v["x"]),
-        "x->b": slope(lambda x: 2 * x, v["x"]),
-        "a->c": slope(lambda a: a + v["b"], v["a"]),
-        "b->c": slope(lambda b: v["a"] + b, v["b"]),
-        "c->y": slope(lambda c: c * 3, v["c"]),
+        "x->a": differentiate(lambda x: x**2, v["x"]),
+        "x->b": differentiate(lambda x: 2 * x, v["x"]),
+        "a->c": differentiate(lambda a: a + v["b"], v["a"]),
+        "b->c": differentiate(lambda b: v["a"] + b, v["b"]),
+        "c->y": differentiate(lambda c: c * 3, v["c"]),
     }
 
 
@@ -57,21 +57,21 @@ def compute_expected_gradients(d: Numbers) -> dict[str, float]:
     return {name: gradient.item() for name, gradient in zip(NODES, gradients, strict=True)}
 
 
-def describe_difference(got: object, expected: Numbers, what: str) -> str | None:
-    """Describe the first wrong number returned by the function `what`; return None if all are correct."""
+def describe_difference(got: object, expected: Numbers, function_name: str) -> str | None:
+    """Describe the first wrong number that a function returned; return None if all are correct."""
     if not isinstance(got, Mapping):
-        return f"{what} returns {type(got).__name__}, expected a dict of numbers"
+        return f"{function_name} returns {type(got).__name__}, expected a dict of numbers"
     if missing := [name for name in expected if name not in got]:
-        return f"{what} has no {missing[0]!r}"
+        return f"{function_name} has no {missing[0]!r}"
     if extra := [name for name in got if name not in expected]:
-        return f"{what} has an entry {extra[0]!r}, which is not in the graph"
+        return f"{function_name} has an entry {extra[0]!r}, which is not in the graph"
     for name, number in expected.items():
         value = got[name]
         if not isinstance(value, int | float | np.number):
-            return f"{what}: {name} is {type(value).__name__}, expected a number"
+            return f"{function_name}: {name} is {type(value).__name__}, expected a number"
         if not math.isclose(value, number, rel_tol=1e-6, abs_tol=1e-6):
             got_digits, expected_digits = format_distinct(float(value), round(number, 6), 6)
-            return f"{what}: {name} is {got_digits}, expected {expected_digits}"
+            return f"{function_name}: {name} is {got_digits}, expected {expected_digits}"
     return None
 
 
@@ -85,7 +85,7 @@ class GraphChecker(PythonChecker):
         return result
 
     def _check_file(self, gate: Gate, module: dict, path: Path) -> GateResult:
-        for x in (*POINTS, None) if gate.id == "backward" else POINTS:
+        for x in (*CHECKED_POINTS, None) if gate.id == "backward" else CHECKED_POINTS:
             try:
                 line = self._describe_error_at(gate.id, module, x)
             except Exception as error:  # an exception in the learner's code is a result
@@ -95,9 +95,11 @@ class GraphChecker(PythonChecker):
                 return self.make_wrong_result(gate, [f"along other edges ({arguments}): {line}"])
             if line:
                 known = find_known_mistake(gate.id, module)
-                lines = [f"at x = {x:g}: {line}", *([KNOWN[known]] if known else [])]
+                lines = [f"at x = {x:g}: {line}", *([KNOWN_MISTAKES[known]] if known else [])]
                 return self.make_wrong_result(gate, lines, known)
-        return GateResult(gate, "correct", summary=f"correct at x = {', '.join(f'{x:g}' for x in POINTS)}")
+        return GateResult(
+            gate, "correct", summary=f"correct at x = {', '.join(f'{x:g}' for x in CHECKED_POINTS)}"
+        )
 
     def _describe_error_at(self, gate: str, module: dict, x: float | None) -> str | None:
         if gate == "edges":
@@ -111,15 +113,15 @@ def find_known_mistake(gate: str, module: dict) -> str | None:
     """Return the id of the known mistake that explains the numbers at all points, or None."""
     try:
         if gate == "edges":
-            slopes = [module["edges"](dict(module["forward"](x)))["x->a"] for x in POINTS]
-            if np.allclose(slopes, POINTS):
+            slopes = [module["edges"](dict(module["forward"](x)))["x->a"] for x in CHECKED_POINTS]
+            if np.allclose(slopes, CHECKED_POINTS):
                 return "value-for-derivative"
             return "constant-edge" if np.ptp(slopes) == 0 else None
-        derivatives = compute_expected_edges(module["forward"](POINTS[0]))
-        at_x = module["backward"](dict(derivatives))["x"]
+        derivatives = compute_expected_edges(module["forward"](CHECKED_POINTS[0]))
+        got = module["backward"](dict(derivatives))["x"]
         for id, node in (("one-path-only", "b"), ("other-path-only", "a")):
-            path = derivatives["c->y"] * derivatives[f"{node}->c"] * derivatives[f"x->{node}"]
-            if math.isclose(at_x, path, rel_tol=1e-6):
+            path_gradient = derivatives["c->y"] * derivatives[f"{node}->c"] * derivatives[f"x->{node}"]
+            if math.isclose(got, path_gradient, rel_tol=1e-6):
                 return id
     except Exception:  # reported by the check
         pass
@@ -129,7 +131,7 @@ def find_known_mistake(gate: str, module: dict) -> str | None:
 def draw_learner_graph(module: dict) -> list[str]:
     """Draw the learner's results at the default x; return [] if a function raises or omits a node."""
     try:
-        values = module["forward"](POINTS[0])
+        values = module["forward"](CHECKED_POINTS[0])
         derivatives = module["edges"](dict(values))
         return draw_graph(values, derivatives, module["backward"](dict(derivatives)))
     except Exception:  # reported by the check
@@ -139,18 +141,18 @@ def draw_learner_graph(module: dict) -> list[str]:
 def draw_graph(values: Numbers, derivatives: Numbers, gradients: Numbers) -> list[str]:
     """Draw the graph as lines of text, with values, gradients of y, and edge derivatives."""
 
-    def node(name: str, formula: str) -> str:
+    def format_node(name: str, formula: str) -> str:
         return f"{name} = {formula} = {values[name]:g}   gradient {gradients[name]:g}"
 
-    def edge(name: str) -> str:
+    def format_edge(name: str) -> str:
         return f"times {derivatives[name]:g}"
 
     return [
-        node("y", "3c"),
-        f"└─ {edge('c->y')} ─ " + node("c", "a + b"),
-        f"   ├─ {edge('a->c')} ─ " + node("a", "x^2"),
-        f"   │  └─ {edge('x->a')} ─ x   brings {gradients['a'] * derivatives['x->a']:g}",
-        f"   └─ {edge('b->c')} ─ " + node("b", "2x"),
-        f"      └─ {edge('x->b')} ─ x   brings {gradients['b'] * derivatives['x->b']:g}",
+        format_node("y", "3c"),
+        f"└─ {format_edge('c->y')} ─ " + format_node("c", "a + b"),
+        f"   ├─ {format_edge('a->c')} ─ " + format_node("a", "x^2"),
+        f"   │  └─ {format_edge('x->a')} ─ x   brings {gradients['a'] * derivatives['x->a']:g}",
+        f"   └─ {format_edge('b->c')} ─ " + format_node("b", "2x"),
+        f"      └─ {format_edge('x->b')} ─ x   brings {gradients['b'] * derivatives['x->b']:g}",
         f"x = {values['x']:g}   gradient {gradients['x']:g}",
     ]

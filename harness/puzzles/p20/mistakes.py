@@ -9,42 +9,42 @@ import numpy as np
 from harness.puzzles import formulas
 from harness.spec.derivation import Mistake, make_derive
 
-WORD = 32
+WORD_BITS = 32
 """Elements per word of the mask."""
 ROW_THREADS = 128
 """Threads that share a row."""
 
 
-def split_into_words(passes: np.ndarray) -> np.ndarray:
+def split_into_words(bits: np.ndarray) -> np.ndarray:
     """Reshape bools of any shape to one row per word, padded with False."""
-    return np.pad(passes.ravel(), (0, -passes.size % WORD)).reshape(-1, WORD)
+    return np.pad(bits.ravel(), (0, -bits.size % WORD_BITS)).reshape(-1, WORD_BITS)
 
 
-def pack(passes: np.ndarray) -> np.ndarray:
+def pack(bits: np.ndarray) -> np.ndarray:
     """Pack bools of any shape into int32 words, the first element in the lowest bit of the first word."""
-    weights = np.uint32(1) << np.arange(WORD, dtype=np.uint32)
-    return (split_into_words(passes) * weights).sum(1, dtype=np.uint32).view(np.int32)
+    weights = np.uint32(1) << np.arange(WORD_BITS, dtype=np.uint32)
+    return (split_into_words(bits) * weights).sum(1, dtype=np.uint32).view(np.int32)
 
 
-def pack_reversed(passes: np.ndarray) -> np.ndarray:
-    return pack(split_into_words(passes)[:, ::-1])
+def pack_reversed(bits: np.ndarray) -> np.ndarray:
+    return pack(split_into_words(bits)[:, ::-1])
 
 
 def unpack(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Unpack words into bools of shape `shape`, the lowest bit of the first word first."""
-    bits = (words.view(np.uint32)[:, None] >> np.arange(WORD, dtype=np.uint32)) & 1
-    return bits.ravel()[: np.prod(shape)].reshape(shape).astype(bool)
+    """Unpack words into bools, the lowest bit of the first word first."""
+    unpacked = (words.view(np.uint32)[:, None] >> np.arange(WORD_BITS, dtype=np.uint32)) & 1
+    return unpacked.ravel()[: np.prod(shape)].reshape(shape).astype(bool)
 
 
-def get_next_bits(passes: np.ndarray) -> np.ndarray:
+def get_next_bits(bits: np.ndarray) -> np.ndarray:
     """Return, for each element, the bit of the next element in its word, cyclically."""
-    return np.roll(split_into_words(passes), -1, 1).ravel()[: passes.size].reshape(passes.shape)
+    return np.roll(split_into_words(bits), -1, 1).ravel()[: bits.size].reshape(bits.shape)
 
 
-def mask_without_shift(passes: np.ndarray) -> np.ndarray:
+def mask_without_shift(bits: np.ndarray) -> np.ndarray:
     """Return, for each element, the lowest bit of `word & place`, where `place` is its index in the word."""
-    lowest_bits = split_into_words(passes)[:, :1] & (np.arange(WORD) % 2 == 1)
-    return lowest_bits.ravel()[: passes.size].reshape(passes.shape)
+    lowest_bits = split_into_words(bits)[:, :1] & (np.arange(WORD_BITS) % 2 == 1)
+    return lowest_bits.ravel()[: bits.size].reshape(bits.shape)
 
 
 def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:

@@ -22,10 +22,10 @@ from harness.learner.exercise import read_rung_blanks
 from harness.spec.puzzle import Case, Gate
 from harness.toolchain import roots
 
-_numbers = itertools.count(1)
+_op_numbers = itertools.count(1)
 
 
-def raw_memory(tensor: Tensor, columns: int) -> Tensor:
+def view_raw_memory(tensor: Tensor, columns: int) -> Tensor:
     """View memory as a kernel reads it, contiguous [rows, columns]; raise IndexError if it is too short."""
     available = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     if available < tensor.numel():
@@ -37,18 +37,18 @@ def raw_memory(tensor: Tensor, columns: int) -> Tensor:
 class RawKernels:
     """Softmax and its backward pass on raw memory; records its launches."""
 
-    launched: list[str] = field(default_factory=list)
+    launches: list[str] = field(default_factory=list)
 
     def softmax(self, y: Tensor, x: Tensor) -> None:
-        self.launched.append("softmax")
+        self.launches.append("softmax")
         if x.numel():
-            raw_memory(y, y.shape[-1]).copy_(raw_memory(x, x.shape[-1]).softmax(-1))
+            view_raw_memory(y, y.shape[-1]).copy_(view_raw_memory(x, x.shape[-1]).softmax(-1))
 
     def softmax_backward(self, dx: Tensor, dy: Tensor, y: Tensor) -> None:
-        self.launched.append("softmax_backward")
+        self.launches.append("softmax_backward")
         if y.numel():
-            P, dP = raw_memory(y, y.shape[-1]), raw_memory(dy, y.shape[-1])
-            raw_memory(dx, y.shape[-1]).copy_(P * (dP - (dP * P).sum(-1, keepdim=True)))
+            P, dP = view_raw_memory(y, y.shape[-1]), view_raw_memory(dy, y.shape[-1])
+            view_raw_memory(dx, y.shape[-1]).copy_(P * (dP - (dP * P).sum(-1, keepdim=True)))
 
 
 @dataclass
@@ -61,7 +61,7 @@ class RegisteredOp:
 
 def register_op(module: dict) -> RegisteredOp:
     kernels = RawKernels()
-    op = module["register"](f"workbook_p20_{next(_numbers)}", kernels)
+    op = module["register"](f"workbook_p20_{next(_op_numbers)}", kernels)
     if not callable(op):
         raise TypeError(f"register() returns {type(op).__name__}, expected the operator")
     return RegisteredOp(op, kernels)
@@ -162,7 +162,7 @@ def second_derivative(registered: RegisteredOp) -> str | None:
             got = differentiate_penalty(registered.op, loss, x)
         except RuntimeError as error:
             message = " ".join(str(error).split())[:160]
-            if not raised_by_learner(error):
+            if not is_raised_by_learner(error):
                 return f"a second derivative raises torch's error, not yours: {message}"
             if not message:
                 return "a second derivative raises an error without a message"
@@ -175,7 +175,7 @@ def second_derivative(registered: RegisteredOp) -> str | None:
     return None
 
 
-def raised_by_learner(error: RuntimeError) -> bool:
+def is_raised_by_learner(error: RuntimeError) -> bool:
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (last.line or "").startswith("raise") and "torch" not in Path(last.filename).parts
 
@@ -204,14 +204,14 @@ def batched(registered: RegisteredOp) -> str | None:
     """Check torch.func.vmap over each axis but the last."""
     x = make_input().detach()
     for axis in (0, 1):
-        registered.kernels.launched.clear()
+        registered.kernels.launches.clear()
         got = torch.func.vmap(registered.op, in_dims=axis)(x)
         if differs(got, x.movedim(axis, 0).softmax(-1)):
             return f"vmap over axis {axis} gives wrong values"
-        if (count := len(registered.kernels.launched)) > 1:
+        if (count := len(registered.kernels.launches)) > 1:
             return f"vmap over axis {axis} launches the kernel {count} times, once per sample"
-    inner = torch.func.vmap(registered.op, in_dims=2)(x)
-    if differs(inner, x.movedim(2, 0).softmax(-1)):
+    got = torch.func.vmap(registered.op, in_dims=2)(x)
+    if differs(got, x.movedim(2, 0).softmax(-1)):
         return "vmap over the last axis gives wrong values: move the batch axis to the front first"
     return None
 
@@ -239,10 +239,10 @@ EFFECT_ON_MODEL = {
     "autocast": "mixed precision rounds float32 logits to 16 bits before the exponential",
     "batched": "per-sample gradients and ensembles use vmap",
 }
-"""Check -> what its failure means in a real model."""
+"""Check -> the effect of its failure on a real model."""
 
 
-REGISTERED_BY_GATE = {"save": "gradient"}
+REGISTERING_GATE = {"save": "gradient"}
 """Gate -> the later gate whose blank registers this gate's code."""
 
 
@@ -250,7 +250,7 @@ class RegistrationChecker(PythonChecker):
     """Checks the learner's operator, which each check registers again."""
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        wrong, first = [], None
+        failures, first_failed = [], None
         module = self._load_with_registration(gate, module, path)
         for check in CHECKS[gate.id]:
             effect = [f"   in a model: {EFFECT_ON_MODEL[check.__name__]}"]
@@ -260,24 +260,24 @@ class RegistrationChecker(PythonChecker):
                 line = describe_exception(error, path, max_length=400)
                 effect = [] if check is forward else effect  # an operator that raises gives no wrong numbers
             if line:
-                first = first or check.__name__
-                wrong += [f"{check.__name__}: {line}", *effect]
+                first_failed = first_failed or check.__name__
+                failures += [f"{check.__name__}: {line}", *effect]
             if line and check in (forward, gradient):  # later checks would only repeat the failure
                 break
-        if wrong and (missing := self._list_empty_earlier_blanks(gate, path)):
+        if failures and (missing := self._list_empty_earlier_blanks(gate, path)):
             verb = "is" if len(missing) == 1 else "are"
-            wrong.append(f"it may need {', '.join(missing)}, which {verb} not written yet")
-        if wrong:
-            return self.make_wrong_result(gate, wrong, first)
+            failures.append(f"it may need {', '.join(missing)}, which {verb} not written yet")
+        if failures:
+            return self.make_wrong_result(gate, failures, first_failed)
         return GateResult(gate, "correct", summary=", ".join(check.__name__ for check in CHECKS[gate.id]))
 
     def _load_with_registration(self, gate: Gate, module: dict, path: Path) -> dict:
         """Load the file; if the later blank that registers the gate's code is empty, use the solution's."""
-        later = REGISTERED_BY_GATE.get(gate.id)
-        if later is None or read_rung_blanks(path, self.rung)[later].size:
+        later_gate = REGISTERING_GATE.get(gate.id)
+        if later_gate is None or read_rung_blanks(path, self.rung)[later_gate].size:
             return module
         solution = blanks.read_source(roots.get_solutions() / self.puzzle.name / self.rung.file)
-        bodies = {later: blanks.find_blanks(solution)[later].body}
+        bodies = {later_gate: blanks.find_blanks(solution)[later_gate].body}
         return run_source(blanks.join_segments(blanks.split_blanks(blanks.read_source(path)), bodies), path)
 
     def _list_empty_earlier_blanks(self, gate: Gate, path: Path) -> list[str]:

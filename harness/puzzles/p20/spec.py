@@ -3,7 +3,7 @@
 import numpy as np
 
 from harness.puzzles.formulas import EPS
-from harness.puzzles.p20.mistakes import MISTAKES, ROW_THREADS, WORD, derive
+from harness.puzzles.p20.mistakes import MISTAKES, ROW_THREADS, WORD_BITS, derive
 from harness.spec.baseline import compute_worst_baseline
 from harness.spec.cases import (
     CANCELLING,
@@ -27,12 +27,12 @@ COLUMNS = 8
 MATRIX = Argument(("rows", "columns"))
 COLUMN = Argument(("columns",))
 ROW = Argument(("rows",), ACCUM_DTYPE)
-WORDS = Argument(("words",), "int32", is_bitmask=True)
+MASK_WORDS = Argument(("words",), "int32", is_bitmask=True)
 
-CALLS = (
-    OpSpec("relu_mask_train", writes={"relu": MATRIX, "mask": WORDS}, reads={"input": MATRIX}),
+OPS = (
+    OpSpec("relu_mask_train", writes={"relu": MATRIX, "mask": MASK_WORDS}, reads={"input": MATRIX}),
     OpSpec("relu_mask_backward_train", writes={"grad_relu": MATRIX},
-           reads={"grad_output": MATRIX, "mask": WORDS}),
+           reads={"grad_output": MATRIX, "mask": MASK_WORDS}),
     OpSpec("softmax_train", writes={"softmax": MATRIX}, reads={"logits": MATRIX}),
     OpSpec("softmax_backward_train", writes={"grad_softmax": MATRIX},
            reads={"grad_output": MATRIX, "softmax": MATRIX}),
@@ -57,7 +57,7 @@ def make_call(op: OpSpec, variant: str) -> Call:
 
 
 VARIANTS = {
-    name: tuple(make_call(op, name) for op in CALLS if op.name.startswith(name))
+    name: tuple(make_call(op, name) for op in OPS if op.name.startswith(name))
     for name in ("relu", "softmax", "layernorm")
 }
 """One variant per pair of kernels, so that a gate compiles only its own pair."""
@@ -121,14 +121,14 @@ RUNGS = (
 
 AXES = (make_listed_axis("rows", 1, 3), make_tiled_axis("columns", ROW_THREADS, 4 * ROW_THREADS + 5))
 """Axes of the cases. A block handles one row, so one row and several rows are the only classes of `rows`."""
-NOT_FINITE = {"input": ("x", "NaN", "-inf"), "grad_output": ("dy", "inf")}
+NONFINITE_VALUES = {"input": ("x", "NaN", "-inf"), "grad_output": ("dy", "inf")}
 """Tensor -> its symbol in the book, and the non-finite values that cases write into it."""
 
 cases = make_cases_function(
     (ROWS, COLUMNS), "small enough to print", "means far from 0, gradients that follow the result",
     (
         Case("odd sizes", "fewer elements than a word has bits", (3, 7), "hard"),
-        *make_nonfinite_cases(NOT_FINITE, (ROWS, COLUMNS)),
+        *make_nonfinite_cases(NONFINITE_VALUES, (ROWS, COLUMNS)),
         Case("minus infinity", "masked logits, and a fully masked row, which gives NaN", (6, 9), "masked"),
         Case("huge logits", "without the shift, an exponential overflows", (4, 33), "huge"),
         Case("far below 0", "rows around -1,000, whose maximum is far below 0", (5, 9), "low"),
@@ -137,7 +137,7 @@ cases = make_cases_function(
         *make_covering_cases(AXES, ("hard",), lambda *sizes: sizes),
         Case("sums that cancel",
              "in 16-bit dtypes, sums over rows cancel to a tenth of one term: partial sums must not be rounded",
-             (2 * WORD + 2, 20), CANCELLING, in_16_bits=True),
+             (2 * WORD_BITS + 2, 20), CANCELLING, in_16_bits=True),
         Case("small beside large",
              "in 16-bit dtypes, a rounded sum loses what a thread adds to its first exponential",
              (2, 9 * ROW_THREADS), "uneven", in_16_bits=True),
@@ -201,7 +201,7 @@ FORWARD |= map_printed_names("softmax", "layernorm", "mean", "rstd")
 BACKWARD = map_printed_names("grad_relu", "grad_softmax", grad_input="grad_layernorm")
 BACKWARD |= map_printed_names("grad_weight", "grad_bias")
 # Above this many elements, PyTorch runs only once.
-LARGEST_REPEATED = 2**18
+MAX_REPEATED_ELEMENTS = 2**18
 
 
 def reference(tensors: dict) -> dict:
@@ -210,11 +210,11 @@ def reference(tensors: dict) -> dict:
     Below float64, each is the least accurate over several column orders and, for softmax, sequential sums.
     """
     columns = ("input", "logits", "weight", "bias", "grad_output")
-    back = {"passes", *FORWARD, *BACKWARD} - {"mean", "rstd"}
-    large = tensors["input"].numel() > LARGEST_REPEATED
+    quantities = {"passes", *FORWARD, *BACKWARD} - {"mean", "rstd"}
+    large = tensors["input"].numel() > MAX_REPEATED_ELEMENTS
     others = (compute_softmax_sequentially,)
     results = compute_worst_baseline(
-        compute_with_autograd, tensors, columns, back, large, other_formulas=others
+        compute_with_autograd, tensors, columns, quantities, large, other_formulas=others
     )
     # Derive the mask from ReLU's gradient for an incoming gradient of ones.
     mask = pack_mask(results.pop("passes") != 0)
@@ -260,27 +260,27 @@ def compute_softmax_sequentially(tensors: dict) -> dict:
     dtype = tensors["logits"].dtype
     logits, dy = tensors["logits"].float(), tensors["grad_output"].float()
 
-    def total(terms):
+    def sum_sequentially(terms):
         partial_sums = np.cumsum(terms.cpu().numpy(), -1)  # PyTorch's cumsum accumulates in float64
         return torch.from_numpy(partial_sums[..., -1:]).to(terms)
 
     weights = torch.exp(logits - logits.amax(-1, keepdim=True))
-    P = (weights / total(weights)).to(dtype)
-    dS = P.float() * (dy - total(dy * P.float()))
+    P = (weights / sum_sequentially(weights)).to(dtype)
+    dS = P.float() * (dy - sum_sequentially(dy * P.float()))
     return {"softmax": P, "grad_softmax": dS.to(dtype)}
 
 
 def pack_mask(passes):
     import torch
 
-    bits = torch.nn.functional.pad(passes.flatten(), (0, -passes.numel() % WORD)).view(-1, WORD)
-    weights = torch.tensor([1 << i for i in range(WORD)], dtype=torch.int64, device=passes.device)
+    bits = torch.nn.functional.pad(passes.flatten(), (0, -passes.numel() % WORD_BITS)).view(-1, WORD_BITS)
+    weights = torch.tensor([1 << i for i in range(WORD_BITS)], dtype=torch.int64, device=passes.device)
     return (bits * weights).sum(1).to(torch.int32)
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
     """Return the magnitude of the terms that can cancel; with one column, they cancel completely."""
-    if not all(np.isfinite(arrays[name]).all() for name in NOT_FINITE):
+    if not all(np.isfinite(arrays[name]).all() for name in NONFINITE_VALUES):
         return {}
     v = derive(arrays)
     finite = np.isfinite(v.softmax)
@@ -295,12 +295,12 @@ def terms(arrays: Arrays) -> dict[str, float]:
 def ledger(dims: Dims, dtype: str) -> Ledger:
     """Return the bytes saved for the backward pass, not counting parameters; PyTorch's ReLU saves its output."""
     R, C = dims
-    element = get_itemsize(dtype)
+    itemsize = get_itemsize(dtype)
     statistics = 2 * R * get_itemsize(get_accum_dtype(dtype))
-    others = {"softmax": R * C * element, "layernorm": R * C * element + statistics}
+    others = {"softmax": R * C * itemsize, "layernorm": R * C * itemsize + statistics}
     return Ledger(
-        eager_saved={"relu": R * C * element, **others},
-        our_saved={"relu": -(-R * C // WORD) * 4, **others},
+        eager_saved={"relu": R * C * itemsize, **others},
+        our_saved={"relu": -(-R * C // WORD_BITS) * 4, **others},
         temporaries={name: {} for name in VARIANTS},
     )
 
@@ -313,7 +313,7 @@ PUZZLE = Puzzle(
     rungs=RUNGS,
     dims=(ROWS, COLUMNS),
     dim_names=("rows", "columns"),
-    compute_derived_sizes=lambda dims: {"words": -(-dims[0] * dims[1] // WORD)},
+    compute_derived_sizes=lambda dims: {"words": -(-dims[0] * dims[1] // WORD_BITS)},
     list_cases=cases,
     make_inputs=inputs,
     compute_reference=reference,

@@ -18,8 +18,8 @@ from harness.puzzles.p21.subjects import (
     make_rows_and_weight,
 )
 
-FULL_PRECISION = (torch.float64, torch.float32)
-ALL_DTYPES = (*FULL_PRECISION, torch.bfloat16, torch.float16)
+FULL_PRECISION_DTYPES = (torch.float64, torch.float32)
+ALL_DTYPES = (*FULL_PRECISION_DTYPES, torch.bfloat16, torch.float16)
 """The dtypes that the hunt's classes support."""
 
 
@@ -28,12 +28,14 @@ class Op(Subject):
     """A function as passed to the learner's `check`; `dtypes` lists its supported dtypes, widest first."""
 
     name: str = ""
-    dtypes: tuple[torch.dtype, ...] = FULL_PRECISION
+    dtypes: tuple[torch.dtype, ...] = FULL_PRECISION_DTYPES
 
 
 def make_op(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] = ALL_DTYPES) -> Op:
     reference = REFERENCES[gate]
-    return Op(function, reference.reference, reference.make, sizes=reference.sizes, name=name, dtypes=dtypes)
+    return Op(
+        function, reference.function, reference.make_inputs, sizes=reference.sizes, name=name, dtypes=dtypes
+    )
 
 
 # ---- Unusual implementations --------------------------------------------------------------------------------
@@ -97,8 +99,8 @@ class ReluFromMask(Function):
     @staticmethod
     def backward(ctx, dy: Tensor) -> Tensor:
         """Return a gradient that is 0 where x is 0, as in PyTorch."""
-        (passes,) = ctx.saved_tensors
-        return torch.where(passes, dy, torch.zeros_like(dy))
+        (mask,) = ctx.saved_tensors
+        return torch.where(mask, dy, torch.zeros_like(dy))
 
 
 def make_inputs_near_kink(sizes: str, seed: int) -> tuple[Tensor, ...]:
@@ -163,7 +165,9 @@ def list_correct_ops(solution: dict) -> list[Op]:
         make_op("attention", scaled_query_attention, "attention, with the scale in the query"),
         make_op("attention", F.scaled_dot_product_attention, "attention, PyTorch's own"),
         make_op("standardise", StandardiseInFloat32.apply, "standardise, in float32 only", (torch.float32,)),
-        make_op("addbias", AddBiasInRandomOrder.apply, "addbias, summed in a random order", FULL_PRECISION),
+        make_op(
+            "addbias", AddBiasInRandomOrder.apply, "addbias, summed in a random order", FULL_PRECISION_DTYPES
+        ),
         make_op("scale", ScaleByMatrix.apply, "scale, in bfloat16 only", (torch.bfloat16,)),
         *(
             Op(function, reference, make, sizes=ALL_SIZES, name=name)

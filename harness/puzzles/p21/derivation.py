@@ -47,8 +47,8 @@ MISTAKES = (
     Mistake("variance-power", "with rstd cubed, not squared, in the variance term",
             {"through_variance": lambda v: v.deviation * v.rstd**3 * v.mean_products}),
     *(
-        Mistake(f"variance-{id}", f"with {words} in the variance term", {"through_variance": term})
-        for id, words, term in (
+        Mistake(f"variance-{id}", f"with {description} in the variance term", {"through_variance": term})
+        for id, description, term in (
             ("rstd-once", "rstd not squared", lambda v: v.deviation * v.rstd * v.mean_products),
             ("rstd-left-out", "rstd left out", lambda v: v.deviation * v.mean_products),
             ("sign", "the wrong sign", lambda v: -v.deviation * v.rstd**2 * v.mean_products),

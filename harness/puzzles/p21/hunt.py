@@ -22,7 +22,7 @@ from harness.spec.puzzle import Case, Gate
 
 # `check_backward` runs these checks too, on more kinds of call, and diagnoses mistakes by known formulas.
 # The puzzle does not call it: a gate reports the first of its checks that fails, in this order.
-DECISIVE: dict[Check, str] = {
+DECISIVE_CHECKS: dict[Check, str] = {
     checks.forward: "in its result",
     checks.inputs_unchanged: "in overwriting an input, its result or the incoming gradient",
     checks.differentiable_outputs: "in which of its outputs have a gradient",
@@ -51,7 +51,7 @@ The last check is only for backward passes that sum over rows.
 OP_NUMBERS = itertools.count()
 
 
-def opcheck(subject: Subject) -> str | None:
+def run_opcheck(subject: Subject) -> str | None:
     """Run torch.library.opcheck on the class, registered as an operator; return the tests that fail."""
     function = subject.function.__self__
     name = f"hunted::{function.__name__}{next(OP_NUMBERS)}"
@@ -63,12 +63,12 @@ def opcheck(subject: Subject) -> str | None:
     return f"{', '.join(failed)} failed" if failed else None
 
 
-USUAL: dict[str, Check] = {
+USUAL_CHECKS: dict[str, Check] = {
     "gradcheck float64": checks.gradcheck_float64,
     "gradcheck float32": checks.gradcheck_float32,
     "allclose on ones": checks.allclose_on_ones,
     "square shapes": checks.square_shapes,
-    "opcheck": checks.catch_errors(opcheck),
+    "opcheck": checks.catch_errors(run_opcheck),
     "random directions": checks.random_directions,
     "repeat runs": checks.repeat_runs,
 }
@@ -83,13 +83,13 @@ def find_function(gate: str, module: Mapping[str, object]) -> type[torch.autogra
 
 
 def list_decisive_checks(gate: str) -> tuple[Check, ...]:
-    return tuple(DECISIVE)[: None if REFERENCES[gate].sums else -1]
+    return tuple(DECISIVE_CHECKS)[: None if REFERENCES[gate].sums_rows else -1]
 
 
 def run_usual_checks(subject: Subject) -> dict[str, bool]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {name: check(subject) is not None for name, check in USUAL.items()}
+        return {name: check(subject) is not None for name, check in USUAL_CHECKS.items()}
 
 
 class HuntChecker(PythonChecker):
@@ -97,23 +97,23 @@ class HuntChecker(PythonChecker):
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         try:
-            subject = REFERENCES[gate.id].subject(find_function(gate.id, module).apply)
+            subject = REFERENCES[gate.id].make_subject(find_function(gate.id, module).apply)
         except ValueError as error:
             return self.make_wrong_result(gate, [str(error)])
         checks_to_run = list_decisive_checks(gate.id)
         lines = {check.__name__: line for check in checks_to_run if (line := check(subject))}
         if not lines:
             return GateResult(gate, "correct", summary=f"{len(checks_to_run)} checks")
-        first, *others = lines
+        first_failed, *other_failures = lines
         # The others mostly fail for the same reason, with misleading messages.
-        diagnosis = [f"{first}: {lines[first]}"]
-        if others:
-            diagnosis.append(f"{', '.join(others)} fail{'s' * (len(others) == 1)} too")
+        diagnosis = [f"{first_failed}: {lines[first_failed]}"]
+        if other_failures:
+            diagnosis.append(f"{', '.join(other_failures)} fail{'s' * (len(other_failures) == 1)} too")
         detections = run_usual_checks(subject)
         for label, detected in (("detected by", True), ("not detected by", False)):
-            names = [name for name, value in detections.items() if value is detected]
+            names = [name for name, was_detected in detections.items() if was_detected is detected]
             diagnosis.append(f"{label}: {', '.join(names) or 'none'}")
-        return self.make_wrong_result(gate, diagnosis, first, hint=2)
+        return self.make_wrong_result(gate, diagnosis, first_failed, hint=2)
 
 
 # ---- The matrix ---------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def load_wrong_subjects(puzzle: str, rung: str) -> dict[str, Subject]:
     for bug in zoo.load_wrong_solutions(puzzle):
         if bug.rung == rung:
             function = find_function(bug.gate, load_module(bug.build_target()))
-            subjects[bug.name] = REFERENCES[bug.gate].subject(function.apply)
+            subjects[bug.name] = REFERENCES[bug.gate].make_subject(function.apply)
     return subjects
 
 
@@ -142,13 +142,15 @@ def show_matrix(console: Console) -> int:
     """Run `p21 --matrix`: print a row per wrong backward pass and a column per usual check."""
     table = Table(box=None, pad_edge=False)
     table.add_column("wrong backward pass")
-    for name in USUAL:
+    for name in USUAL_CHECKS:
         table.add_column(name, justify="center")
     rows = build_matrix()
     for name, detections in rows.items():
-        table.add_row(name.replace("_", " "), *("seen" if detections[column] else "·" for column in USUAL))
+        table.add_row(
+            name.replace("_", " "), *("seen" if detections[column] else "·" for column in USUAL_CHECKS)
+        )
     console.print(table, soft_wrap=not console.is_terminal)
-    for column in USUAL:
+    for column in USUAL_CHECKS:
         count = sum(detections[column] for detections in rows.values())
         console.print(Text(f"{column}: sees {count} of {len(rows)}"))
     return 0

@@ -12,7 +12,7 @@ from harness.puzzles.formulas import EPS
 
 KEEP_FRACTION = 0.75
 """The fraction of elements that dropout keeps."""
-IGNORED = -100
+IGNORE_INDEX = -100
 """The target of rows that the loss ignores."""
 LEADING_SIZES = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2), "tall": (5003,)}
 """Kind of sizes -> the sizes of the leading axes, all but the last."""
@@ -57,7 +57,7 @@ def make_logits_and_target(sizes: str, seed: int) -> tuple[Tensor, ...]:
     random = RandomInputs(seed)
     classes = torch.randint(LAST_SIZES[sizes], LEADING_SIZES[sizes], generator=random.generator)
     if sizes in ("odd", "deep"):
-        classes.view(-1)[::3] = IGNORED
+        classes.view(-1)[::3] = IGNORE_INDEX
     return random.rows(sizes), classes
 
 
@@ -69,8 +69,8 @@ def make_rows_and_mask(sizes: str, seed: int) -> tuple[Tensor, ...]:
 
 def make_attention_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
     random = RandomInputs(seed)
-    lead, S, T, d, e = ATTENTION_SIZES[sizes]
-    return random.normal(*lead, S, d), random.normal(*lead, T, d), random.normal(*lead, T, e)
+    leading, S, T, d, e = ATTENTION_SIZES[sizes]
+    return random.normal(*leading, S, d), random.normal(*leading, T, d), random.normal(*leading, T, e)
 
 
 def make_linear_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
@@ -96,19 +96,19 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Reference:
-    """PyTorch reference of the class `name`; if `sums`, it sums over rows and is tested on thousands too."""
+    """PyTorch's function for the class `name`; one with `sums_rows` is also tested on thousands of rows."""
 
     name: str
-    reference: Function
-    make: Callable[[str, int], tuple[Tensor, ...]]
-    sums: bool = False
+    function: Function
+    make_inputs: Callable[[str, int], tuple[Tensor, ...]]
+    sums_rows: bool = False
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        return (*ALL_SIZES, "tall") if self.sums else ALL_SIZES
+        return (*ALL_SIZES, "tall") if self.sums_rows else ALL_SIZES
 
-    def subject(self, function: Function) -> Subject:
-        return Subject(function, self.reference, self.make, sizes=self.sizes)
+    def make_subject(self, function: Function) -> Subject:
+        return Subject(function, self.function, self.make_inputs, sizes=self.sizes)
 
 
 REFERENCES = {
@@ -123,9 +123,9 @@ REFERENCES = {
     ),
     "rmsnorm": Reference("RMSNorm", rms_norm, make_rows_and_weight),
     "standardise": Reference("Standardise", lambda x: F.layer_norm(x, x.shape[-1:], eps=EPS), make_rows),
-    "addbias": Reference("AddBias", lambda x, bias: x + bias, make_rows_and_weight, sums=True),
-    "scale": Reference("Scale", lambda x, weight: x * weight, make_rows_and_weight, sums=True),
-    "linear": Reference("Linear", F.linear, make_linear_inputs, sums=True),
+    "addbias": Reference("AddBias", lambda x, bias: x + bias, make_rows_and_weight, sums_rows=True),
+    "scale": Reference("Scale", lambda x, weight: x * weight, make_rows_and_weight, sums_rows=True),
+    "linear": Reference("Linear", F.linear, make_linear_inputs, sums_rows=True),
     "lowrank": Reference("LowRank", lambda x, a, b: x @ a.T @ b.T, make_low_rank_inputs),
 }
 """Gate -> the reference of its class."""

@@ -25,8 +25,8 @@ from harness.puzzles.p22.ops import EPS
 Tensor = torch.Tensor
 
 QUANTITIES = ("output", "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
-ARGUMENTS = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
-GEMMS = {"inference": 1, "forward": 1, "backward": 2, "both": 3}
+ARGUMENT_NAMES = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
+NUM_GEMMS = {"inference": 1, "forward": 1, "backward": 2, "both": 3}
 MULTIPLY_ADD_LIMITS = {("cuda", "fused"): 2**35, ("cpu", "fused"): 2**30, ("cpu", "unfused"): 2**30}
 """(device, variant) -> number of multiply-adds in a GEMM from which a call takes seconds or more."""
 MAX_VARIANTS = ("fused", "unfused")
@@ -52,7 +52,7 @@ class Sizes:
 
         LayerNorm's operations, about ten per element of x, are not counted: less than 1 % for O >= 768.
         """
-        return 2 * self.M * self.H * self.O * GEMMS[direction]
+        return 2 * self.M * self.H * self.O * NUM_GEMMS[direction]
 
 
 def eager(x: Tensor, gamma: Tensor, beta: Tensor, W: Tensor, b: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 # ---- Candidates ---------------------------------------------------------------------------------------------
 
 
-class BareProducts(BuiltCandidate):
+class BareGemms(BuiltCandidate):
     """The bare GEMMs of a pass, a lower bound on every candidate's time."""
 
     def __init__(self, problem: Problem):
@@ -98,10 +98,10 @@ class BareProducts(BuiltCandidate):
         def backward() -> tuple[Tensor, ...]:
             return torch.mm(dy, W), torch.mm(dy.T, x)
 
-        def both() -> tuple[Tensor, ...]:
+        def forward_backward() -> tuple[Tensor, ...]:
             return *forward(), *backward()
 
-        return {"backward": backward, "both": both}.get(direction, forward)
+        return {"backward": backward, "both": forward_backward}.get(direction, forward)
 
 
 def make_layer_builder(memory: str) -> Callable[[Problem], AutogradCandidate]:
@@ -132,14 +132,14 @@ def build_max_graphs(algorithm: str) -> Callable[[Problem], BuiltCandidate]:
         from harness.bench.max_graph import MaxCandidate
         from harness.puzzles.p22.spec import PUZZLE
 
-        leaves = dict(zip(ARGUMENTS, problem.leaves, strict=True))
+        leaves = dict(zip(ARGUMENT_NAMES, problem.leaves, strict=True))
         inputs = {
             **leaves,
             "input": leaves["input"].view(1, sizes.M, sizes.H),
             "grad_output": problem.grad_output.view(1, sizes.M, sizes.O),
         }
         results = (problem.grad_output, *problem.leaves)
-        shapes = {name: tuple(like.shape) for name, like in zip(QUANTITIES, results, strict=True)}
+        shapes = {name: tuple(tensor.shape) for name, tensor in zip(QUANTITIES, results, strict=True)}
         return MaxCandidate(PUZZLE, MAX_VARIANTS, algorithm, inputs, shapes)
 
     return build
@@ -158,7 +158,7 @@ def build_compiled(problem: Problem) -> AutogradCandidate:
         return torch.compile(copy, dynamic=False, fullgraph=True)
 
     @functools.cache
-    def repeatable() -> Callable[..., Tensor]:
+    def compile_repeatable() -> Callable[..., Tensor]:
         from torch._functorch import config
         from torch._inductor import config as inductor_config
 
@@ -170,7 +170,7 @@ def build_compiled(problem: Problem) -> AutogradCandidate:
         return function
 
     return AutogradCandidate(
-        compile_copy(), problem.leaves, problem.grad_output, lambda *leaves: repeatable()(*leaves)
+        compile_copy(), problem.leaves, problem.grad_output, lambda *leaves: compile_repeatable()(*leaves)
     )
 
 
@@ -188,7 +188,7 @@ def build_liger(problem: Problem) -> AutogradCandidate:
 
 
 CANDIDATES = (
-    Candidate("bare GEMMs", "floor", BareProducts),
+    Candidate("bare GEMMs", "floor", BareGemms),
     Candidate("fast", "ours", make_layer_builder("auto")),
     Candidate("least memory", "ours", make_layer_builder("least")),
     *(Candidate(f"{n} through MAX", "ours", build_max_graphs(n), columns=("waited",)) for n in MAX_VARIANTS),
@@ -198,7 +198,7 @@ CANDIDATES = (
 )
 
 
-def draw_sizes(seed: int, count: int = 20) -> list[Sizes]:
+def draw_sizes(seed: int, num_sizes: int = 20) -> list[Sizes]:
     """Return random sizes, log-uniform between bounds; in half of them, H and O are multiples of 64."""
     generator = random.Random(seed)
 
@@ -206,7 +206,7 @@ def draw_sizes(seed: int, count: int = 20) -> list[Sizes]:
         size = round(math.exp(generator.uniform(math.log(low), math.log(high))))
         return max(step, round(size / step) * step)
 
-    steps = (generator.choice((1, 64)) for _ in range(count))
+    steps = (generator.choice((1, 64)) for _ in range(num_sizes))
     return [Sizes(draw(16, 32_768, 1), draw(64, 16_384, step), draw(64, 16_384, step)) for step in steps]
 
 

@@ -1,7 +1,7 @@
 """Derivation of puzzle 22 in NumPy, and helpers for its known mistakes.
 
 Shapes: input, x_hat, ln_out, dln, g [B, S, H]; grad_output [B, S, O]; row_mean, row_rstd, c1, c2 [B, S, 1].
-`given_dln` is the gradient of the LayerNorm output that the row sums read when they are checked separately.
+`input_dln` is the gradient of the LayerNorm output that the row sums read when they are checked separately.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,17 +22,19 @@ def compute_row_means(v: Derivation, dln: np.ndarray) -> tuple[np.ndarray, np.nd
     return (g * v.x_hat).mean(-1, keepdims=True), g.mean(-1, keepdims=True)
 
 
-def pack(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
+def stack_means(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
     return np.concatenate([c1, c2], -1).reshape(-1, 2)
 
 
-def replace_means(c1: Mean | None = None, c2: Mean | None = None, inside: bool = True) -> dict[str, Step]:
-    """Return steps that replace c1 or c2 in the row sums and, if `inside`, in dx."""
+def replace_means(c1: Mean | None = None, c2: Mean | None = None, change_dx: bool = True) -> dict[str, Step]:
+    """Return steps that replace c1 or c2 in the row sums and, with `change_dx`, in dx."""
     get_c1 = c1 or (lambda v, dln: compute_row_means(v, dln)[0])
     get_c2 = c2 or (lambda v, dln: compute_row_means(v, dln)[1])
-    changes: dict[str, Step] = {"row_sums": lambda v: pack(get_c1(v, v.given_dln), get_c2(v, v.given_dln))}
+    changes: dict[str, Step] = {
+        "row_sums": lambda v: stack_means(get_c1(v, v.input_dln), get_c2(v, v.input_dln))
+    }
     for name, mean in (("c1", c1), ("c2", c2)):
-        if mean and inside:
+        if mean and change_dx:
             changes[name] = lambda v, mean=mean: mean(v, v.dln)
     return changes
 
@@ -49,7 +51,7 @@ STEPS = {
     "grad_ln_bias": lambda v: v.dln.sum((0, 1)),
     "grad_weight": lambda v: np.einsum("bso,bsh->oh", v.grad_output, v.ln_out),
     "grad_bias": lambda v: v.grad_output.sum((0, 1)),
-    "row_sums": lambda v: pack(*compute_row_means(v, v.given_dln)),
+    "row_sums": lambda v: stack_means(*compute_row_means(v, v.input_dln)),
     "rms_rstd": lambda v: 1 / np.sqrt((v.input**2).mean(-1, keepdims=True) + EPS),
     "rms_x_hat": lambda v: v.input * v.rms_rstd,
     "rms_c": lambda v: (v.g * v.rms_x_hat).mean(-1, keepdims=True),
@@ -64,11 +66,11 @@ def derive(
     arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
 ) -> Derivation:
     arguments = convert_floats(arrays, dtype)
-    arguments["given_dln"] = arguments.pop("dln")
+    arguments["input_dln"] = arguments.pop("dln")
     return Derivation(STEPS, arguments, changes)
 
 
-def row_length(v: Derivation) -> int:
+def get_row_length(v: Derivation) -> int:
     return v.input.shape[-1]
 
 
@@ -93,7 +95,7 @@ def list_row_contributions(v: Derivation) -> dict[str, np.ndarray]:
     }
 
 
-def make_parameter_steps(function) -> dict:
-    """Return steps that replace each of the four parameter gradients by `function(derivation, name)`."""
+def make_parameter_steps(compute_gradient) -> dict:
+    """Return steps that replace each of the four parameter gradients by `compute_gradient(derivation, name)`."""
     names = ("grad_bias", "grad_weight", "grad_ln_weight", "grad_ln_bias")
-    return {name: lambda v, name=name: function(v, name) for name in names}
+    return {name: lambda v, name=name: compute_gradient(v, name) for name in names}

@@ -14,16 +14,16 @@ from harness.puzzles.p22.ops import EPS
 from harness.spec.derivation import Derivation
 from harness.spec.puzzle import Arrays, Case
 
-STEP = 1e-2
+STEP_SIZE = 1e-2
 """The larger of two step sizes, in units of the row's standard deviation."""
 
 
-def directional_derivative(
-    function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, along: np.ndarray
+def compute_directional_derivative(
+    function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, direction: np.ndarray
 ) -> np.ndarray:
-    """Return d/dt of `function(x + t * along)` at t = 0, by Richardson-extrapolated central differences."""
-    t = STEP * x.std() / np.abs(along).max()
-    coarse, fine = ((function(x + s * along) - function(x - s * along)) / (2 * s) for s in (t, t / 2))
+    """Return d/dt of `function(x + t * direction)` at t = 0, by Richardson-extrapolated central differences."""
+    t = STEP_SIZE * x.std() / np.abs(direction).max()
+    coarse, fine = ((function(x + s * direction) - function(x - s * direction)) / (2 * s) for s in (t, t / 2))
     return (4 * fine - coarse) / 3
 
 
@@ -38,14 +38,16 @@ def compute_by_differences(v: Derivation) -> Arrays:
     component along x_hat is c1.
     """
     x, g = np.asarray(v.row_x), np.asarray(v.row_g)
-    units = np.eye(len(x))
-    gradient = np.array([directional_derivative(lambda row: g @ normalise(row), x, unit) for unit in units])
+    basis = np.eye(len(x))
+    gradient = np.array(
+        [compute_directional_derivative(lambda row: g @ normalise(row), x, direction) for direction in basis]
+    )
     x_hat = normalise(x)
     correction = g - gradient / v.row_scale
     return {
-        "dmean": np.array([directional_derivative(np.mean, x, unit) for unit in units]),
-        "dvar": np.array([directional_derivative(np.var, x, unit) for unit in units]),
-        "jvp": directional_derivative(normalise, x, v.row_v),
+        "dmean": np.array([compute_directional_derivative(np.mean, x, direction) for direction in basis]),
+        "dvar": np.array([compute_directional_derivative(np.var, x, direction) for direction in basis]),
+        "jvp": compute_directional_derivative(normalise, x, v.row_v),
         "row_c2": correction.mean(keepdims=True),
         "row_c1": (correction @ x_hat / (x_hat @ x_hat)).reshape(1),
     }

@@ -8,8 +8,8 @@ from harness.puzzles.p22.derivation import (
     STEPS,
     compute_row_means,
     flatten_rows,
+    get_row_length,
     replace_means,
-    row_length,
     zero_tail,
 )
 from harness.spec.derivation import Derivation, Mistake, Step
@@ -37,9 +37,9 @@ def list_wrong_row_mistakes() -> Iterator[Mistake]:
         ("sum-of-indices", "at b + s, not b * S + s", lambda b, s, B, S: b + s),
         ("batch-by-position", "at b, not b * S + s", lambda b, s, B, S: b + 0 * s),
     )  # fmt: skip
-    for name, where, index in wrong_rows:
-        for reader, description, changes in list_wrong_reads(make_row_reader(index)):
-            yield Mistake(f"{reader}-{name}", f"with {description} {where}", changes, 3)
+    for name, location, index in wrong_rows:
+        for tensor_id, description, changes in list_wrong_reads(make_row_reader(index)):
+            yield Mistake(f"{tensor_id}-{name}", f"with {description} {location}", changes, 3)
 
 
 def list_wrong_reads(
@@ -56,11 +56,11 @@ def list_wrong_reads(
         ("grad-output", "grad_output", {"grad_output": lambda v: read(v.get_original("grad_output"))}),
         ("dln", "dln", {
             "dln": lambda v: read(v.grad_output @ v.linear_weight),
-            "given_dln": lambda v: read(v.get_original("given_dln")),
+            "input_dln": lambda v: read(v.get_original("input_dln")),
         }),
         ("row-sums", "c1 and c2", {
             "grad_input": lambda v: v.row_rstd * (v.g - read(v.c2) - v.x_hat * read(v.c1)),
-            **replace_means(*(lambda v, dln, k=k: read(compute_row_means(v, dln)[k]) for k in (0, 1)), inside=False),
+            **replace_means(*(lambda v, dln, k=k: read(compute_row_means(v, dln)[k]) for k in (0, 1)), change_dx=False),
         }),
     )  # fmt: skip
 
@@ -68,24 +68,24 @@ def list_wrong_reads(
 def list_tail_mistakes() -> Iterator[Mistake]:
     """Yield mistakes that skip the tail after the last full vector of 2, 4, ... elements."""
     for width in (2, 4, 8, 16, 32, 128):
-        where = f"past the last full {width} elements"
+        location = f"past the last full {width} elements"
         for name, description, changes in list_tail_changes(width):
-            yield Mistake(f"{name}-tail-{width}", description.format(where), changes, 3)
+            yield Mistake(f"{name}-tail-{width}", description.format(location), changes, 3)
 
 
 def list_tail_changes(width: int) -> tuple[tuple[str, str, dict[str, Step]], ...]:
     """Return the loops that may skip the tail past the last full `width` elements: id, description, steps."""
 
     def mask_full_vectors(v: Derivation) -> np.ndarray:
-        return (np.arange(row_length(v)) < row_length(v) // width * width).astype(float)
+        return (np.arange(get_row_length(v)) < get_row_length(v) // width * width).astype(float)
 
     def mean(terms: np.ndarray) -> np.ndarray:
         return zero_tail(terms, width).sum(-1, keepdims=True) / terms.shape[-1]
 
-    def c1(v: Derivation, dln: np.ndarray) -> np.ndarray:
+    def compute_c1(v: Derivation, dln: np.ndarray) -> np.ndarray:
         return mean(dln * v.ln_weight * v.x_hat)
 
-    def c2(v: Derivation, dln: np.ndarray) -> np.ndarray:
+    def compute_c2(v: Derivation, dln: np.ndarray) -> np.ndarray:
         return mean(dln * v.ln_weight)
 
     variance: dict[str, Step] = {"variance": lambda v: mean((v.input - v.row_mean) ** 2)}
@@ -94,9 +94,9 @@ def list_tail_changes(width: int) -> tuple[tuple[str, str, dict[str, Step]], ...
         ("dln", "without the columns o {} in dln", {"dln": lambda v: zero_tail(v.grad_output, width) @ v.linear_weight}),
         ("statistics", "without the elements h {} in mean and variance", {"row_mean": lambda v: mean(v.input), **variance}),
         ("variance", "without the elements h {} in the variance", variance),
-        ("sums", "without the elements h {} in c1 and c2", replace_means(c1, c2)),
-        ("c1", "without the elements h {} in c1", replace_means(c1=c1)),
-        ("c2", "without the elements h {} in c2", replace_means(c2=c2)),
+        ("sums", "without the elements h {} in c1 and c2", replace_means(compute_c1, compute_c2)),
+        ("c1", "without the elements h {} in c1", replace_means(c1=compute_c1)),
+        ("c2", "without the elements h {} in c2", replace_means(c2=compute_c2)),
         ("mean-term", "without the mean term c2 in the columns {}",
          {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 * mask_full_vectors(v) - v.x_hat * v.c1)}),
         ("variance-term", "without the variance term x_hat * c1 in the columns {}",

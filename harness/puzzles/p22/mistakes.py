@@ -7,11 +7,11 @@ from harness.puzzles.p22.derivation import (
     Mean,
     compute_row_means,
     derive,
+    get_row_length,
     list_row_contributions,
     make_parameter_steps,
-    pack,
     replace_means,
-    row_length,
+    stack_means,
     zero_tail,
 )
 from harness.puzzles.p22.index_mistakes import list_tail_mistakes, list_wrong_row_mistakes
@@ -19,12 +19,12 @@ from harness.puzzles.rows import mean, read_with_swapped_strides
 from harness.spec.derivation import Derivation, Mistake
 from harness.spec.rounding import round_to_dtype
 
-__all__ = ["MISTAKES", "derive", "pack"]
+__all__ = ["MISTAKES", "derive", "stack_means"]
 
 
-def padding_fraction(v: Derivation) -> float:
+def compute_padding_fraction(v: Derivation) -> float:
     """Return the number of zeros that pad a row to a power of two, divided by the row's length."""
-    return ((1 << (row_length(v) - 1).bit_length()) - row_length(v)) / row_length(v)
+    return ((1 << (get_row_length(v) - 1).bit_length()) - get_row_length(v)) / get_row_length(v)
 
 
 def index_by_row(v: Derivation, parameter: np.ndarray, wrap: bool) -> np.ndarray:
@@ -51,23 +51,23 @@ def sum_one_axis(axis: int) -> dict:
     return make_parameter_steps(sum_axis)
 
 
-def weight_rows(weight) -> dict:
-    """Return parameter gradients in which row (b, s) has the weight `weight(b, s, B, S)`."""
+def sum_weighted_rows(get_weight) -> dict:
+    """Return parameter gradients in which row (b, s) has the weight `get_weight(b, s, B, S)`."""
 
     def sum_weighted(v: Derivation, name: str) -> np.ndarray:
         B, S = v.input.shape[:2]
-        weights = weight(*np.indices((B, S)), B, S) * np.ones((B, S))
+        weights = get_weight(*np.indices((B, S)), B, S) * np.ones((B, S))
         return np.tensordot(weights.reshape(-1), list_row_contributions(v)[name], 1)
 
     return make_parameter_steps(sum_weighted)
 
 
-def sum_selected_rows(keep) -> dict:
-    """Return parameter gradients summed only over the rows for which `keep(b, s, B, S)` is true."""
+def sum_selected_rows(select) -> dict:
+    """Return parameter gradients summed only over the rows for which `select(b, s, B, S)` is true."""
 
     def sum_rows(v: Derivation, name: str) -> np.ndarray:
         B, S = v.input.shape[:2]
-        selected = keep(*np.indices((B, S)), B, S)
+        selected = select(*np.indices((B, S)), B, S)
         return list_row_contributions(v)[name][selected.reshape(-1)].sum(0)
 
     return make_parameter_steps(sum_rows)
@@ -79,7 +79,7 @@ def average_first_thread(terms: np.ndarray) -> np.ndarray:
 
 def divide_by_one_less(name: str) -> Mean:
     i = ("c1", "c2").index(name)
-    return lambda v, dln: compute_row_means(v, dln)[i] * row_length(v) / max(1, row_length(v) - 1)
+    return lambda v, dln: compute_row_means(v, dln)[i] * get_row_length(v) / max(1, get_row_length(v) - 1)
 
 
 MISTAKES = (
@@ -88,7 +88,7 @@ MISTAKES = (
             {"grad_input": lambda v: v.row_rstd * (v.g - v.c2) - v.x_hat * v.c1}),
     *formulas.list_statistics_mistakes(),
     Mistake("padding-counted", "with the zeros that pad the row to a power of two counted in the variance",
-            {"variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True) + padding_fraction(v) * v.row_mean**2},
+            {"variance": lambda v: ((v.input - v.row_mean) ** 2).mean(-1, keepdims=True) + compute_padding_fraction(v) * v.row_mean**2},
             3),
     # The LayerNorm output.
     *formulas.list_x_hat_mistakes(),
@@ -102,19 +102,19 @@ MISTAKES = (
     Mistake("gamma-beta-swapped", "with gamma and beta swapped",
             {"ln_out": lambda v: v.x_hat * v.ln_bias + v.ln_weight}),
     *(
-        Mistake(f"{name}-by-row{'-again' * again}",
+        Mistake(f"{name}-by-row{'-again' * wraps}",
                 f"with {name.replace('-', ' and ')} indexed by the row, not by the column",
-                {"ln_out": lambda v, g=gamma, b=beta, wrap=again: v.x_hat * (index_by_row(v, v.ln_weight, wrap) if g else v.ln_weight) + (index_by_row(v, v.ln_bias, wrap) if b else v.ln_bias)},
+                {"ln_out": lambda v, g=gamma, b=beta, wrap=wraps: v.x_hat * (index_by_row(v, v.ln_weight, wrap) if g else v.ln_weight) + (index_by_row(v, v.ln_bias, wrap) if b else v.ln_bias)},
                 3)
         for name, gamma, beta in (("beta", False, True), ("gamma", True, False), ("gamma-beta", True, True))
-        for again in (False, True)
+        for wraps in (False, True)
     ),
     Mistake("bias-forgotten", "without the linear bias", {"output": lambda v: v.product}),
     Mistake("bias-forgotten-behind-block", "without the linear bias past the first 128 columns",
             {"linear_bias": lambda v: v.get_original("linear_bias") * (np.arange(v.linear_weight.shape[0]) < 128)},
             3),
     Mistake("bias-in-every-term", "with the linear bias added once for every h, inside the loop",
-            {"output": lambda v: v.product + row_length(v) * v.linear_bias}),
+            {"output": lambda v: v.product + get_row_length(v) * v.linear_bias}),
     Mistake("total-never-reset",
             "with a sum that is not reset for each o: initialize it inside the loop over o",
             {"output": lambda v: np.cumsum(v.product + v.linear_bias, -1)}, 3),
@@ -142,27 +142,27 @@ MISTAKES = (
     # dx.
     *formulas.list_dx_mistakes("dln", "ln_weight"),
     Mistake("sums-not-means", "with sums over H in c1 and c2, not means",
-            {"grad_input": lambda v: v.row_rstd * (v.g - row_length(v) * (v.c2 + v.x_hat * v.c1)),
-             "row_sums": lambda v: row_length(v) * pack(*compute_row_means(v, v.given_dln))}),
+            {"grad_input": lambda v: v.row_rstd * (v.g - get_row_length(v) * (v.c2 + v.x_hat * v.c1)),
+             "row_sums": lambda v: get_row_length(v) * stack_means(*compute_row_means(v, v.input_dln))}),
     *formulas.list_mean_mistakes(128),
     *(
         Mistake(f"row-sums-{name}-not-divided", f"with {name} a sum, not a mean: divide {name} by H too",
-                {"row_sums": lambda v, times=times: pack(*compute_row_means(v, v.given_dln)) * np.where(times, row_length(v), 1)})
+                {"row_sums": lambda v, multiply=times: stack_means(*compute_row_means(v, v.input_dln)) * np.where(multiply, get_row_length(v), 1)})
         for name, times in (("c1", (True, False)), ("c2", (False, True)))
     ),
     Mistake("means-not-complete",
             "with incomplete c1 and c2: they are used inside the loop that computes them",
-            {"grad_input": lambda v: v.row_rstd * (v.g - (np.cumsum(v.g, -1) + v.x_hat * np.cumsum(v.g * v.x_hat, -1)) / row_length(v))},
+            {"grad_input": lambda v: v.row_rstd * (v.g - (np.cumsum(v.g, -1) + v.x_hat * np.cumsum(v.g * v.x_hat, -1)) / get_row_length(v))},
             3),
     Mistake("means-over-output", "with c1 and c2 divided by O, not H",
-            {"grad_input": lambda v: v.row_rstd * (v.g - row_length(v) / v.grad_output.shape[-1] * (v.c2 + v.x_hat * v.c1))}),
+            {"grad_input": lambda v: v.row_rstd * (v.g - get_row_length(v) / v.grad_output.shape[-1] * (v.c2 + v.x_hat * v.c1))}),
     Mistake("gamma-forgotten-in-dx", "without gamma in g",
-            {"g": lambda v: v.dln, **replace_means(lambda v, dln: mean(dln * v.x_hat), lambda v, dln: mean(dln), inside=False)}),
+            {"g": lambda v: v.dln, **replace_means(lambda v, dln: mean(dln * v.x_hat), lambda v, dln: mean(dln), change_dx=False)}),
     Mistake("gamma-forgotten-in-c1", "with gamma in g and c2 but not in c1", replace_means(c1=lambda v, dln: mean(dln * v.x_hat))),
     Mistake("gamma-forgotten-in-c2", "with gamma in g and c1 but not in c2", replace_means(c2=lambda v, dln: mean(dln))),
     *(
-        Mistake(f"{id}-over-h-minus-1", f"with {words} divided by H - 1, not H", replace_means(c1, c2))
-        for id, words, c1, c2 in (
+        Mistake(f"{id}-over-h-minus-1", f"with {description} divided by H - 1, not H", replace_means(c1, c2))
+        for id, description, c1, c2 in (
             ("sums", "c1 and c2", divide_by_one_less("c1"), divide_by_one_less("c2")),
             ("c1", "c1", divide_by_one_less("c1"), None),
             ("c2", "c2", None, divide_by_one_less("c2")),
@@ -177,22 +177,22 @@ MISTAKES = (
     Mistake("first-thread-only", "of the first thread's columns only, not summed over the block",
             replace_means(lambda v, dln: average_first_thread(dln * v.ln_weight * v.x_hat), lambda v, dln: average_first_thread(dln * v.ln_weight)), 3),
     Mistake("c1-first-thread-only", "with c1 of the first thread's columns only, not summed over the block",
-            replace_means(c1=lambda v, dln: average_first_thread(dln * v.ln_weight * v.x_hat), inside=False), 3),
+            replace_means(c1=lambda v, dln: average_first_thread(dln * v.ln_weight * v.x_hat), change_dx=False), 3),
     Mistake("c2-first-thread-only", "with c2 of the first thread's columns only, not summed over the block",
-            replace_means(c2=lambda v, dln: average_first_thread(dln * v.ln_weight), inside=False), 3),
+            replace_means(c2=lambda v, dln: average_first_thread(dln * v.ln_weight), change_dx=False), 3),
     Mistake("no-stride",
             "with every column h counted h + 1 times: each thread steps by 1 column instead of 128",
-            {"row_sums": lambda v: pack(*compute_row_means(v, v.given_dln * np.minimum(np.arange(row_length(v)) + 1, 128)))},
+            {"row_sums": lambda v: stack_means(*compute_row_means(v, v.input_dln * np.minimum(np.arange(get_row_length(v)) + 1, 128)))},
             3),
     Mistake("every-thread-all-columns",
             "128 times too large: each of the 128 threads adds up all columns, and the block adds up its threads",
-            {"row_sums": lambda v: 128 * pack(*compute_row_means(v, v.given_dln))}, 3),
+            {"row_sums": lambda v: 128 * stack_means(*compute_row_means(v, v.input_dln))}, 3),
     Mistake("row-sums-exchanged", "with c1 and c2 swapped",
-            {"row_sums": lambda v: pack(*compute_row_means(v, v.given_dln)[::-1])}),
+            {"row_sums": lambda v: stack_means(*compute_row_means(v, v.input_dln)[::-1])}),
     Mistake("row-sums-x-hat-forgotten", "with x_hat left out of c1", replace_means(c1=lambda v, dln: mean(dln * v.ln_weight))),
     *(
-        Mistake(id, words, replace_means(c1=c1, inside=False))
-        for id, words, c1 in (
+        Mistake(id, description, replace_means(c1=c1, change_dx=False))
+        for id, description, c1 in (
             ("product-of-means", "with c1 = mean(g) * mean(x_hat) instead of mean(g * x_hat)",
              lambda v, dln: mean(dln * v.ln_weight) * mean(v.x_hat)),
             ("gamma-twice-in-c1", "with gamma twice in c1: g already includes gamma",
@@ -201,7 +201,7 @@ MISTAKES = (
         )
     ),
     Mistake("c2-over-the-tensor", "with the mean of g over the whole tensor in c2, not over each row",
-            replace_means(c2=lambda v, dln: np.full_like(v.row_rstd, (dln * v.ln_weight).mean()), inside=False)),
+            replace_means(c2=lambda v, dln: np.full_like(v.row_rstd, (dln * v.ln_weight).mean()), change_dx=False)),
     Mistake("gamma-on-the-means", "with gamma outside the bracket: c1 and c2 already include it",
             {"grad_input": lambda v: v.row_rstd * v.ln_weight * (v.dln - v.c2 - v.x_hat * v.c1)}),
     Mistake("divided-by-h-twice", "with c1 and c2 divided by H a second time: they are means already",
@@ -222,8 +222,8 @@ MISTAKES = (
     Mistake("averaged-over-rows", "divided by the number of rows: a mean, not a sum",
             make_parameter_steps(lambda v, name: list_row_contributions(v)[name].mean(0))),
     *(
-        Mistake(id, words, sum_selected_rows(keep), 3)
-        for id, words, keep in (
+        Mistake(id, description, sum_selected_rows(keep), 3)
+        for id, description, keep in (
             ("only-first-batch", "of the first batch element only", lambda b, s, B, S: b == 0),
             ("only-first-position", "of the first sequence position only", lambda b, s, B, S: s == 0),
             ("only-first-row", "of the first row only", lambda b, s, B, S: (b == 0) & (s == 0)),
@@ -239,8 +239,8 @@ MISTAKES = (
                lambda b, s, B, S, w=w: b * S + s < w) for w in (16, 32, 64)),
         )
     ),
-    Mistake("last-row-twice", "with the last row counted twice", weight_rows(lambda b, s, B, S: 1 + (b == B - 1) * (s == S - 1)), 3),
-    Mistake("first-row-twice", "with the first row counted twice", weight_rows(lambda b, s, B, S: 1 + (b == 0) * (s == 0)), 3),
+    Mistake("last-row-twice", "with the last row counted twice", sum_weighted_rows(lambda b, s, B, S: 1 + (b == B - 1) * (s == S - 1)), 3),
+    Mistake("first-row-twice", "with the first row counted twice", sum_weighted_rows(lambda b, s, B, S: 1 + (b == 0) * (s == 0)), 3),
     *(
         Mistake(f"terms-rounded-to-{kind}", f"with every term rounded to {kind} before it is added",
                 make_parameter_steps(lambda v, name, kind=kind: round_to_dtype(list_row_contributions(v)[name], kind).sum(0)), 3)

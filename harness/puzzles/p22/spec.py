@@ -7,7 +7,7 @@ import numpy as np
 
 from harness.puzzles.formulas import explain_cancellation
 from harness.puzzles.p22 import derive_rung, transfer_mistakes
-from harness.puzzles.p22.mistakes import MISTAKES, derive, pack
+from harness.puzzles.p22.mistakes import MISTAKES, derive, stack_means
 from harness.puzzles.p22.ops import BACKWARD, EPS, FORWARD, INPUT, LN_PARAMETER, OUTPUT, STATISTIC, WEIGHT
 from harness.spec.baseline import compute_worst_baseline
 from harness.spec.cases import (
@@ -34,7 +34,7 @@ ROW_SUMS = OpSpec(
 )
 
 
-TRANSFER = OpSpec(
+RMSNORM_BACKWARD = OpSpec(
     "rmsnorm_linear_train_backward",
     writes={"rms_grad_input": INPUT, "grad_rms_weight": LN_PARAMETER, "rms_grad_weight": WEIGHT},
     reads={"grad_output": OUTPUT, "input": INPUT, "ln_weight": LN_PARAMETER, "linear_weight": WEIGHT},
@@ -61,7 +61,7 @@ VARIANTS = {
         *make_variant("unfused"),
         Call(ROW_SUMS, (), "unfused", "launch_row_sums[dtype](..., sizes)"),
     ),
-    "rmsnorm": (Call(TRANSFER, (), "rmsnorm", RMSNORM_LAUNCH),),
+    "rmsnorm": (Call(RMSNORM_BACKWARD, (), "rmsnorm", RMSNORM_LAUNCH),),
 }
 
 
@@ -76,17 +76,17 @@ GATES = (
     Gate("dW", "fused", ("grad_weight",), "the gradient of the linear weight"),
     Gate("dgamma", "fused", ("grad_ln_weight", "grad_ln_bias"), "the gradients of the LayerNorm parameters"),
     Gate("dx", "fused", ("grad_input",), "the gradient of the input"),
-    Gate("transfer", "rmsnorm", tuple(TRANSFER.writes), "RMSNorm + Linear, backward, on your own"),
+    Gate("transfer", "rmsnorm", tuple(RMSNORM_BACKWARD.writes), "RMSNorm + Linear, backward, on your own"),
 )  # fmt: skip
 
 # Sums that blocks accumulate with atomics on a GPU.
-ATOMIC = frozenset(
+ATOMIC_SUMS = frozenset(
     ("fused", quantity) for quantity in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
 ) | {("rmsnorm", "grad_rms_weight"), ("rmsnorm", "rms_grad_weight")}
 
 
 SYMBOLS = {"input": "x", "ln_weight": "gamma", "grad_output": "dy"}
-NOT_FINITE = {tensor: (symbol, "NaN", "inf") for tensor, symbol in SYMBOLS.items()}
+NONFINITE_VALUES = {tensor: (symbol, "NaN", "inf") for tensor, symbol in SYMBOLS.items()}
 """Tensor -> its symbol in the book, and the non-finite values that cases write into it."""
 DIMS = (BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM)
 
@@ -106,7 +106,7 @@ cases = make_cases_function(
         Case("sums that cancel",
              "in 16-bit dtypes, sums over rows cancel to a tenth of one term: partial sums must not be rounded",
              (2, 33, 12, 20), CANCELLING, in_16_bits=True),
-        *make_nonfinite_cases(NOT_FINITE, DIMS),
+        *make_nonfinite_cases(NONFINITE_VALUES, DIMS),
     ),
 )  # fmt: skip
 
@@ -133,8 +133,8 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         }
     else:
         # With a constant grad_output, the rounding errors of tiny-variance rows would dominate dgamma.
-        tiny = 1.0 if case.values in ("expanded", "large") else 0.05
-        arrays = {**draw_adversarial_values(B, S, H, O, random, tiny), **weights}
+        small_std = 1.0 if case.values in ("expanded", "large") else 0.05
+        arrays = {**draw_adversarial_values(B, S, H, O, random, small_std), **weights}
         if case.values == CANCELLING:
             arrays |= draw_cancelling_values(B, S, H, O, random, cancel=dtype in ("float16", "bfloat16"))
         if case.values == "expanded":
@@ -152,16 +152,16 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def draw_adversarial_values(
-    B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float
+    B: int, S: int, H: int, O: int, random: np.random.Generator, small_std: float
 ) -> Arrays:
     """Return adversarial inputs, on which wrong backward passes fail.
 
-    Row means differ and are far from 0; every fourth row has the standard deviation `tiny`; for H > 1, one
+    Row means differ and are far from 0; every fourth row has the standard deviation `small_std`; for H > 1, one
     gamma is 0; grad_output has a nonzero mean and is correlated with x_hat, so that neither correction term of
     dx is small.
     """
     rows = np.arange(B * S).reshape(B, S, 1)
-    deviation = random.standard_normal((B, S, H)) * np.where(rows % 4 == 3, tiny, 1.0)
+    deviation = random.standard_normal((B, S, H)) * np.where(rows % 4 == 3, small_std, 1.0)
     row_mean = 3 + 0.5 * random.standard_normal((B, S, 1))
     centred = deviation - deviation.mean(-1, keepdims=True)
     x_hat = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
@@ -204,7 +204,7 @@ def count_rows(dims: tuple[int, ...]) -> int:
 
 
 # Above this many multiply-adds, PyTorch runs only once.
-LARGEST_REPEATED = 2**22
+MAX_REPEATED_MULTIPLY_ADDS = 2**22
 
 
 def reference(tensors: dict) -> dict:
@@ -214,10 +214,10 @@ def reference(tensors: dict) -> dict:
     orders of the columns h.
     """
     x = tensors["input"]
-    large = x.numel() * len(tensors["linear_bias"]) > LARGEST_REPEATED
+    large = x.numel() * len(tensors["linear_bias"]) > MAX_REPEATED_MULTIPLY_ADDS
     rmsnorm = compute_rmsnorm_with_autograd(tensors)  # in only one order
-    back = [name for name in BACKWARD.writes if name != "grad_bias"]
-    return rmsnorm | compute_worst_baseline(compute_with_autograd, tensors, COLUMN_TENSORS, back, large)
+    quantities = [name for name in BACKWARD.writes if name != "grad_bias"]
+    return rmsnorm | compute_worst_baseline(compute_with_autograd, tensors, COLUMN_TENSORS, quantities, large)
 
 
 COLUMN_TENSORS = ("input", "ln_weight", "ln_bias", "linear_weight", "dln")
@@ -263,7 +263,7 @@ def compute_rmsnorm_with_autograd(tensors: dict) -> dict:
     rstd = torch.rsqrt(x_accum.square().mean(-1, keepdim=True) + EPS)
     output = F.linear((x_accum * rstd * gamma.to(accum)).to(x.dtype), W)
     gradients = torch.autograd.grad(output, (x, gamma, W), tensors["grad_output"])
-    return dict(zip(TRANSFER.writes, gradients, strict=True))
+    return dict(zip(RMSNORM_BACKWARD.writes, gradients, strict=True))
 
 
 def compute_row_sums(dln, x, gamma):
@@ -278,7 +278,7 @@ def compute_row_sums(dln, x, gamma):
 
 def terms(arrays: Arrays) -> dict[str, float]:
     """Return the magnitude of the terms of dx = rstd * (g - c2 - x_hat * c1), which cancel for H = 1."""
-    if not all(np.isfinite(arrays[name]).all() for name in NOT_FINITE):
+    if not all(np.isfinite(arrays[name]).all() for name in NONFINITE_VALUES):
         return {}
     v = derive(arrays)
     dx = v.row_rstd * (np.abs(v.g) + np.abs(v.c2) + np.abs(v.x_hat * v.c1))
@@ -296,8 +296,8 @@ def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     if not finite or not saved.keys() >= set(STATISTICS):
         return {}
     changes = {f"row_{name}": lambda v, value=saved[name][..., None]: value for name in STATISTICS}
-    changed = derive(arrays, changes)
-    return {"row_sums": float(np.abs(changed.row_sums - derive(arrays).row_sums).max(initial=0.0))}
+    rounded = derive(arrays, changes)
+    return {"row_sums": float(np.abs(rounded.row_sums - derive(arrays).row_sums).max(initial=0.0))}
 
 
 def describe_dims(dims: tuple[int, ...]) -> str:
@@ -312,22 +312,22 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     """
     B, S, H, O = dims
     rows = B * S
-    element, accum = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
-    statistics = {"mean": rows * accum, "rstd": rows * accum}
+    itemsize, accum_size = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
+    statistics = {"mean": rows * accum_size, "rstd": rows * accum_size}
     # The fused backward pass accumulates in float32 for 16-bit dtypes, else in float64.
-    atomic = 4 if element == 2 else 8
+    atomic_size = 4 if itemsize == 2 else 8
     return Ledger(
-        eager_saved={"input": rows * H * element, **statistics, "ln_out": rows * H * element},
-        our_saved={"input": rows * H * element, **statistics},
+        eager_saved={"input": rows * H * itemsize, **statistics, "ln_out": rows * H * itemsize},
+        our_saved={"input": rows * H * itemsize, **statistics},
         temporaries={
             "unfused": {
-                "forward ln_out": rows * H * element,
-                "forward linear_weight_t": O * H * element,
-                **dict.fromkeys(("backward ln_out", "backward dln"), rows * H * element),
-                "backward grad_output_t": rows * O * element,
-                "backward row_sums": 2 * rows * accum,
+                "forward ln_out": rows * H * itemsize,
+                "forward linear_weight_t": O * H * itemsize,
+                **dict.fromkeys(("backward ln_out", "backward dln"), rows * H * itemsize),
+                "backward grad_output_t": rows * O * itemsize,
+                "backward row_sums": 2 * rows * accum_size,
             },
-            "fused": {"backward sums of the parameter gradients": (O * H + O + 2 * H) * atomic},
+            "fused": {"backward sums of the parameter gradients": (O * H + O + 2 * H) * atomic_size},
         },
     )
 
@@ -336,7 +336,7 @@ def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
     for name, array in (("c1", c1), ("c2", c2)):
         if array.ndim != 3 or array.shape[-1] != 1:
             raise ValueError(f"{name} has shape {list(array.shape)}, expected [B, S, 1] (keepdims=True)")
-    return pack(c1, c2)
+    return stack_means(c1, c2)
 
 
 NUMPY_RUNG = NumpyRung(
@@ -350,7 +350,7 @@ NUMPY_RUNG = NumpyRung(
         "gamma": "ln_weight",
         "beta": "ln_bias",
         "rstd": "row_rstd",
-        "row_sums.dln": "given_dln",
+        "row_sums.dln": "input_dln",
     },
     packers={"row_sums": pack_row_sums},
 )
@@ -386,12 +386,12 @@ PUZZLE = Puzzle(
         grad_weight="grad_linear_weight",
         grad_bias="grad_linear_bias",
     ),
-    intermediate=("row_sums", *TRANSFER.writes),
+    intermediate=("row_sums", *RMSNORM_BACKWARD.writes),
     variants=VARIANTS,
     variant_help={"rmsnorm": "only RMSNorm + Linear, the kernel of the last gate, transfer"},
     optional_variants=("rmsnorm",),
     cpu_variants=("fused", "unfused"),
-    atomic_sums=ATOMIC,
+    atomic_sums=ATOMIC_SUMS,
     count_terms=count_rows,
     make_ledger=ledger,
     format_custom_dims=describe_dims,

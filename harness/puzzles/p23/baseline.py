@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-ORDERS = 64
+MAX_ORDERS = 64
 """Maximum number of orders in which PyTorch runs."""
-SCORES = 2**21
+MAX_SCORES = 2**21
 """Maximum number of scores in all orders together; a large case has enough rows to show the worst error."""
 KEYS_LAST = ("scores", "probabilities", "grad_scores", "grad_probabilities", "grad_mask")
 HEAD_DIM_LAST = ("output", "grad_query", "grad_key", "grad_value")
@@ -46,13 +46,13 @@ def draw_orders(tensors: dict) -> "tuple[Tensor, Tensor]":
 
     B, N, S, _ = tensors["query"].shape
     T, d = tensors["key"].shape[-2:]
-    count = min(ORDERS, max(1, SCORES // max(1, B * N * S * T)))
+    num_orders = min(MAX_ORDERS, max(1, MAX_SCORES // max(1, B * N * S * T)))
     generator = torch.Generator().manual_seed(0)
 
     def draw_permutations(size: int) -> "Tensor":
-        shuffled = torch.rand(count, size, generator=generator).argsort(-1)
-        shuffled[0] = torch.arange(size)
-        return shuffled.to(tensors["key"].device)
+        permutations = torch.rand(num_orders, size, generator=generator).argsort(-1)
+        permutations[0] = torch.arange(size)
+        return permutations.to(tensors["key"].device)
 
     return draw_permutations(T), draw_permutations(d)
 
@@ -116,8 +116,8 @@ def compute_with_autograd(tensors: dict) -> "dict[str, Tensor]":
     scores = query @ keys.mT / query.shape[-1] ** 0.5
     probabilities = torch.ops.aten._safe_softmax(scores + mask, -1)
     output = probabilities @ values
-    requested = (query, key, value, mask, scores, probabilities)
-    dQ, dK, dV, dM, dS, dP = torch.autograd.grad(output, requested, grad_output)
+    grad_inputs = (query, key, value, mask, scores, probabilities)
+    dQ, dK, dV, dM, dS, dP = torch.autograd.grad(output, grad_inputs, grad_output)
     accum_results = {
         "scores": scores,
         "probabilities": probabilities,
@@ -182,7 +182,7 @@ def recompute_from_saved(tensors: dict) -> "dict[str, Tensor]":
     P = torch.exp(masked - lse.masked_fill(lse == -torch.inf, 0))
     dS = P * (grad_output @ value.mT - (grad_output * output).sum(-1, keepdim=True))
 
-    def gradients(P, dS) -> "dict[str, Tensor]":
+    def compute_gradients(P, dS) -> "dict[str, Tensor]":
         grads = {
             "grad_query": scale * (dS @ key),
             "grad_key": scale * (dS.mT @ query),
@@ -196,14 +196,17 @@ def recompute_from_saved(tensors: dict) -> "dict[str, Tensor]":
         return factor.to(dtype).to(accum)
 
     # Tensor cores round the exponentials before the division by the row's sum.
-    largest = masked.amax(-1, keepdim=True)
-    weights = torch.exp(masked - largest.masked_fill(largest.isinf(), 0))
+    row_max = masked.amax(-1, keepdim=True)
+    weights = torch.exp(masked - row_max.masked_fill(row_max.isinf(), 0))
     total = weights.sum(-1, keepdim=True)
     rounded_output = round_factor(weights) @ value / total.masked_fill(total == 0, 1)
-    fast = {"output": rounded_output.to(dtype), **gradients(round_factor(P), round_factor(dS))}
+    low_precision = {
+        "output": rounded_output.to(dtype),
+        **compute_gradients(round_factor(P), round_factor(dS)),
+    }
     return {
-        **{f"fused.{name}": tensor for name, tensor in gradients(P, dS).items()},
-        **{f"fast.{name}": tensor for name, tensor in fast.items()},
+        **{f"fused.{name}": tensor for name, tensor in compute_gradients(P, dS).items()},
+        **{f"fast.{name}": tensor for name, tensor in low_precision.items()},
     }
 
 
@@ -213,6 +216,6 @@ def select_worst(results: "Tensor", truth: "Tensor") -> "Tensor":
 
     if not truth.numel():
         return results[0]
-    comparable = truth.isfinite() & results.isfinite()
-    errors = torch.where(comparable, (results.double() - truth).abs(), 0.0).flatten(1)
+    finite = truth.isfinite() & results.isfinite()
+    errors = torch.where(finite, (results.double() - truth).abs(), 0.0).flatten(1)
     return results[errors.amax(-1).argmax()]

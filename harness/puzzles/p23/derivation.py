@@ -1,7 +1,7 @@
 """Derivation of puzzle 23 in NumPy, and helpers for its known mistakes.
 
 Shapes: query, output and grad_output [B, N, S, d]; key and value [B, N, T, d]; scores, probabilities and
-their gradients [B, N, S, T]; mask and grad_mask [S, T]; largest, total and dot [B, N, S, 1]. If key and value
+their gradients [B, N, S, T]; mask and grad_mask [S, T]; row_max, total and dot [B, N, S, 1]. If key and value
 have fewer heads, G, each is repeated for the `group` = N / G query heads that share it, and the copies'
 gradients are summed.
 """
@@ -19,15 +19,15 @@ def normalise(weights: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 
 def compute_lse(v: Derivation, total: np.ndarray) -> np.ndarray:
-    return np.where(total == 0, -np.inf, finite_max(v.largest) + np.log(safe_total(total)))[..., 0]
+    return np.where(total == 0, -np.inf, finite_max(v.row_max) + np.log(safe_total(total)))[..., 0]
 
 
 STEPS = {
     "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
     "scores": lambda v: v.scale * (v.query @ transpose(v.key)),
     "masked": lambda v: v.scores + v.mask,
-    "largest": lambda v: v.masked.max(-1, keepdims=True),
-    "weights": lambda v: np.exp(v.masked - finite_max(v.largest)),
+    "row_max": lambda v: v.masked.max(-1, keepdims=True),
+    "weights": lambda v: np.exp(v.masked - finite_max(v.row_max)),
     "total": lambda v: v.weights.sum(-1, keepdims=True),
     "probabilities": lambda v: normalise(v.weights, v.total),
     "lse": lambda v: compute_lse(v, v.total),

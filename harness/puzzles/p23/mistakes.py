@@ -13,7 +13,7 @@ from harness.spec.derivation import Derivation, Mistake, Step
 TILE = 16
 BLOCK = 128
 """TILE is the side of a matrix tile, BLOCK the number of threads that share a row."""
-Read = Callable[[np.ndarray], np.ndarray]
+ReadOperand = Callable[[np.ndarray], np.ndarray]
 """Returns an operand as a kernel reads it."""
 
 # ---- Products -----------------------------------------------------------------------------------------------
@@ -21,23 +21,25 @@ Read = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Product:
-    """A product of two operands. `transposed` is "left" or "right", the operand to transpose, or ""; `scaled`: times scale."""
+    """A matmul. `transposed` is the operand to transpose, "left", "right" or ""; if `scaled`, it is multiplied by scale."""
 
     left: str
     right: str
     transposed: str = ""
     scaled: bool = False
 
-    def step(self, left: Read = np.asarray, right: Read = np.asarray, power: int = 0) -> Step:
-        """Return the step with its operands read by `left` and `right`, times scale**power."""
+    def make_step(
+        self, left: ReadOperand = np.asarray, right: ReadOperand = np.asarray, scale_power: int = 0
+    ) -> Step:
+        """Return the step with its operands read by `left` and `right`, times scale**scale_power."""
 
-        def product(v: Derivation) -> np.ndarray:
+        def compute_product(v: Derivation) -> np.ndarray:
             a, b = left(getattr(v, self.left)), right(getattr(v, self.right))
             a = transpose(a) if self.transposed == "left" else a
             b = transpose(b) if self.transposed == "right" else b
-            return v.scale ** (self.scaled + power) * (a @ b) if self.scaled + power else a @ b
+            return v.scale ** (self.scaled + scale_power) * (a @ b) if self.scaled + scale_power else a @ b
 
-        return product
+        return compute_product
 
 
 PRODUCTS = {
@@ -48,26 +50,28 @@ PRODUCTS = {
     "grad_query": Product("grad_scores", "key", scaled=True),
     "grad_key": Product("grad_scores", "query", "left", scaled=True),
 }
-TRANSPOSED = Product("query", "grad_output", "left")
-SCALED = tuple(step for step, product in PRODUCTS.items() if product.scaled)
+TRANSPOSED_PRODUCT = Product("query", "grad_output", "left")
+SCALED_STEPS = tuple(step for step, product in PRODUCTS.items() if product.scaled)
 OPERANDS = ("query", "key", "value", "probabilities", "grad_output", "grad_scores")
 
 
-def misread(read: Read, *tensors: str, steps: Iterable[str] = PRODUCTS) -> dict[str, Step]:
+def change_reads(read: ReadOperand, *tensors: str, steps: Iterable[str] = PRODUCTS) -> dict[str, Step]:
     """Return the products that use any of `tensors`, with these tensors read by `read`."""
-    reads = dict.fromkeys(tensors, read)
+    readers = dict.fromkeys(tensors, read)
     products = ((step, PRODUCTS[step]) for step in steps)
     return {
-        step: p.step(reads.get(p.left, np.asarray), reads.get(p.right, np.asarray))
-        for step, p in products if p.left in reads or p.right in reads
+        step: p.make_step(readers.get(p.left, np.asarray), readers.get(p.right, np.asarray))
+        for step, p in products if p.left in readers or p.right in readers
     }  # fmt: skip
 
 
-def substitute(tensor: str, other: str, power: int = 0, steps: Iterable[str] = PRODUCTS) -> dict[str, Step]:
-    """Return the products that use `tensor`, with `other` substituted for it."""
+def substitute(
+    tensor: str, replacement: str, scale_power: int = 0, steps: Iterable[str] = PRODUCTS
+) -> dict[str, Step]:
+    """Return the products that use `tensor`, with `replacement` instead."""
     products = ((step, PRODUCTS[step]) for step in steps)
     return {
-        step: (replace(p, left=other) if p.left == tensor else replace(p, right=other)).step(power=power)
+        step: (replace(p, left=replacement) if p.left == tensor else replace(p, right=replacement)).make_step(scale_power=scale_power)
         for step, p in products if tensor in (p.left, p.right)
     }  # fmt: skip
 
@@ -114,10 +118,10 @@ def read_other_heads(array: np.ndarray, index: Callable[[np.ndarray, int, int], 
 
 
 def list_head_mistakes(
-    name: str, words: str, index: Callable[[np.ndarray, int, int], np.ndarray]
+    name: str, description: str, index: Callable[[np.ndarray, int, int], np.ndarray]
 ) -> list[Mistake]:
     return [
-        Mistake(f"{tensor}-{name}", f"with {tensor} {words}", misread(lambda array: read_other_heads(array, index), tensor), 3)
+        Mistake(f"{tensor}-{name}", f"with {tensor} {description}", change_reads(lambda array: read_other_heads(array, index), tensor), 3)
         for tensor in OPERANDS
     ]  # fmt: skip
 
@@ -128,11 +132,11 @@ def keep_last_of_group(array: np.ndarray, v: Derivation) -> np.ndarray:
     return array * last[:, None, None]
 
 
-def finite_lse(v: Derivation) -> np.ndarray:
+def get_finite_lse(v: Derivation) -> np.ndarray:
     return finite_max(v.lse[..., None])
 
 
-def sum_own_keys(v: Derivation) -> np.ndarray:
+def sum_thread_keys(v: Derivation) -> np.ndarray:
     thread = np.arange(v.weights.shape[-1]) % TILE
     return v.weights @ (thread[:, None] == np.arange(TILE))
 
@@ -169,35 +173,35 @@ def get_head_index(v: Derivation) -> np.ndarray:
     return np.broadcast_to(np.arange(B * N).reshape(B, N, 1), (B, N, S))
 
 
-SCORES = (
-    Mistake("scale-forgotten", "without the scale 1 / sqrt(d)", {step: PRODUCTS[step].step(power=-1) for step in SCALED}),
-    Mistake("scale-twice", "with the scale 1 / sqrt(d) applied twice", {step: PRODUCTS[step].step(power=1) for step in SCALED}),
+SCALE_MISTAKES = (
+    Mistake("scale-forgotten", "without the scale 1 / sqrt(d)", {step: PRODUCTS[step].make_step(scale_power=-1) for step in SCALED_STEPS}),
+    Mistake("scale-twice", "with the scale 1 / sqrt(d) applied twice", {step: PRODUCTS[step].make_step(scale_power=1) for step in SCALED_STEPS}),
     Mistake("scale-by-length", "with 1 / sqrt(key length) as the scale",
             {"scores": lambda v: v.query @ transpose(v.key) / np.sqrt(v.key.shape[-2])}),
     Mistake("scale-in-the-chain", "scaled by mistake: only the scores, dQ and dK are scaled",
             {"masked": lambda v: v.scale * v.scores + v.mask,
-             **{step: product.step(power=1) for step, product in PRODUCTS.items() if step not in SCALED},
+             **{step: product.make_step(scale_power=1) for step, product in PRODUCTS.items() if step not in SCALED_STEPS},
              "grad_scores": lambda v: v.scale * v.probabilities * (v.grad_probabilities - v.dot)}),
 )  # fmt: skip
 
-NEEDLESSLY = "read as if it were stored [d, T]: it must not be transposed"
+READ_TRANSPOSED = "read as if it were stored [d, T]: it must not be transposed"
 NOT_TRANSPOSED = "transpose it in the launch, or fix matmul's load of a transposed factor"
-TRANSPOSES = tuple(
-    Mistake(id, words, misread(read_with_swapped_strides, *tensors, steps=steps), 3)
-    for id, words, tensors, steps in (
+TRANSPOSE_MISTAKES = tuple(
+    Mistake(id, description, change_reads(read_with_swapped_strides, *tensors, steps=steps), 3)
+    for id, description, tensors, steps in (
         ("key-not-transposed", "with the key read as if it were stored [d, T]", ("key",), ("scores",)),
         ("value-not-transposed", "with the value read as if it were stored [d, T]", ("value",), ("grad_probabilities",)),
-        ("value-transposed", f"with the value {NEEDLESSLY}", ("value",), ("output",)),
+        ("value-transposed", f"with the value {READ_TRANSPOSED}", ("value",), ("output",)),
         ("probabilities-not-transposed", f"with P not transposed, P[t, s] read at t * S + s: {NOT_TRANSPOSED}", ("probabilities",), ("grad_value",)),
         ("probabilities-transposed", "with P transposed by mistake: P[s, t] read at t * S + s", ("probabilities",), ("output",)),
         ("grad-scores-not-transposed", f"with dS not transposed, dS[t, s] read at t * S + s: {NOT_TRANSPOSED}", ("grad_scores",), ("grad_key",)),
         ("grad-scores-transposed", "with dS transposed by mistake: dS[s, t] read at t * S + s", ("grad_scores",), ("grad_query",)),
         ("other-factor-transposed", "with transpose_a instead of transpose_b, or the other way round: the wrong factor is transposed", OPERANDS, ("grad_value", "grad_probabilities", "grad_key")),
-        ("key-transposed", f"with the key {NEEDLESSLY}", ("key",), ("grad_query",)),
+        ("key-transposed", f"with the key {READ_TRANSPOSED}", ("key",), ("grad_query",)),
     )
 )  # fmt: skip
 
-SOFTMAX = (
+SOFTMAX_MISTAKES = (
     Mistake("softmax-over-queries", "taken over the queries, not the keys", {"probabilities": softmax_over_queries}, 1),
     Mistake("largest-of-hidden", "with the maximum of all scores subtracted, including masked scores",
             {"weights": lambda v: np.exp(v.masked - v.scores.max(-1, keepdims=True))}),
@@ -219,15 +223,17 @@ SOFTMAX = (
             {"probabilities": lambda v: np.where(v.total == 0, 1 / v.mask.shape[-1], normalise(v.weights, v.total))}),
 )  # fmt: skip
 
-SOFTMAX_BACKWARD = (
+SOFTMAX_BACKWARD_MISTAKES = (
     *formulas.list_softmax_backward_mistakes(
         "grad_scores", "probabilities", "grad_probabilities", "dot", BLOCK
     ),
-    Mistake("lse-for-delta", "with lse instead of the row sum of dP * P", {"dot": lambda v: finite_lse(v)}),
+    Mistake(
+        "lse-for-delta", "with lse instead of the row sum of dP * P", {"dot": lambda v: get_finite_lse(v)}
+    ),
 )
 
-CHAIN = (
-    Mistake("probabilities-squared", "with P squared", misread(np.square, "probabilities", steps=("grad_value",))),
+CHAIN_MISTAKES = (
+    Mistake("probabilities-squared", "with P squared", change_reads(np.square, "probabilities", steps=("grad_value",))),
     Mistake("scores-for-probabilities", "taken from the scores, not from the probabilities", substitute("probabilities", "scores")),
     Mistake("grad-probabilities-for-grad-scores", "taken from dP, not from dS", substitute("grad_scores", "grad_probabilities")),
     Mistake("probabilities-for-grad-scores", "taken from P, not from dS", substitute("grad_scores", "probabilities")),
@@ -236,7 +242,7 @@ CHAIN = (
     Mistake("grad-output-for-query", "with dO instead of the query", substitute("query", "grad_output", steps=("grad_key",))),
     Mistake("query-for-grad-output", "with the query instead of dO", substitute("grad_output", "query")),
     Mistake("last-tile-dropped", "without the last partial tile of 16 in the product's sums",
-            {step: product.step(lambda a, axis=-2 if product.transposed == "left" else -1: zero_partial_tile(a, axis))
+            {step: product.make_step(lambda a, axis=-2 if product.transposed == "left" else -1: zero_partial_tile(a, axis))
              for step, product in PRODUCTS.items()}, 3),
 )  # fmt: skip
 
@@ -244,7 +250,7 @@ CHAIN = (
 
 # Not used for delta: column 0 of a per-thread sum is the first thread's, and no head is as wide as a block.
 WIDE_ROW_MISTAKES = ("first-columns-only", "last-columns-only", "own-share-only", "own-warp-only")
-DELTA = (
+DELTA_MISTAKES = (
     Mistake("delta-without-grad-output", "with the sum of O, without dO", {"delta": lambda v: v.output.sum(-1)}),
     Mistake("delta-mean", "with the mean over the head dimension, not the sum",
             {"delta": lambda v: (v.grad_output * v.output).mean(-1)}),
@@ -259,10 +265,10 @@ DELTA = (
 )  # fmt: skip
 
 
-def make_weights_mistake(id: str, words: str, weights: Step) -> Mistake:
+def make_weights_mistake(id: str, description: str, weights: Step) -> Mistake:
     """Return a mistake in the recomputed P."""
     return Mistake(
-        id, words,
+        id, description,
         {"grad_scores": lambda v: weights(v) * (v.grad_probabilities - v.dot),
          "grad_value": lambda v: transpose(weights(v)) @ v.grad_output},
     )  # fmt: skip
@@ -272,7 +278,7 @@ def select_first_tile(array: np.ndarray) -> np.ndarray:
     return array[..., :TILE, :]
 
 
-FLASH = (
+FLASH_MISTAKES = (
     *formulas.list_online_softmax_mistakes("the total", "score", lambda weights: {
         "output": lambda v: v.weights / safe_total(formulas.sum_rows(rescale_by_tiles(v, weights))) @ v.value,
         "lse": lambda v: compute_lse(v, formulas.sum_rows(rescale_by_tiles(v, weights))),
@@ -284,36 +290,36 @@ FLASH = (
         "output": lambda v: (tiled := rescale_by_tiles(v, weights)) / safe_total(formulas.sum_rows(tiled)) @ v.value
     }),
     Mistake("last-tile-alone", "of the last tile of keys only: earlier tiles are overwritten",
-            misread(keep_last_tile, "probabilities", "grad_scores", steps=("output", "grad_query"))),
+            change_reads(keep_last_tile, "probabilities", "grad_scores", steps=("output", "grad_query"))),
     Mistake("past-the-end-counted", "with keys past the end counted in the total, as if their score were 0",
-            {"total": lambda v: v.weights.sum(-1, keepdims=True) + -v.masked.shape[-1] % TILE * np.exp(-finite_max(v.largest))}),
+            {"total": lambda v: v.weights.sum(-1, keepdims=True) + -v.masked.shape[-1] % TILE * np.exp(-finite_max(v.row_max))}),
     Mistake("lse-without-largest", "without the row's maximum score", {"lse": lambda v: np.log(v.total[..., 0])}),
     Mistake("lse-without-log", "without the logarithm of the total",
-            {"lse": lambda v: np.where(v.total == 0, -np.inf, v.largest + v.total)[..., 0]}),
-    *DELTA,
+            {"lse": lambda v: np.where(v.total == 0, -np.inf, v.row_max + v.total)[..., 0]}),
+    *DELTA_MISTAKES,
     Mistake("total-of-own-keys", "divided by each thread's sum over its own keys: row_total adds up the threads of a row",
-            {"output": lambda v: (v.weights @ v.value) / safe_total(sum_own_keys(v)[..., np.arange(v.value.shape[-1]) % TILE]),
-             "lse": lambda v: np.log(sum_own_keys(v)[..., 0]) + finite_max(v.largest[..., 0])}),
+            {"output": lambda v: (v.weights @ v.value) / safe_total(sum_thread_keys(v)[..., np.arange(v.value.shape[-1]) % TILE]),
+             "lse": lambda v: np.log(sum_thread_keys(v)[..., 0]) + finite_max(v.row_max[..., 0])}),
     make_weights_mistake("weights-lse-in-bits", "with lse divided by ln 2: exp takes natural logarithms",
-                  lambda v: np.exp(v.masked - finite_lse(v) / np.log(2))),
+                  lambda v: np.exp(v.masked - get_finite_lse(v) / np.log(2))),
     make_weights_mistake("weights-lse-times-ln-2", "with lse multiplied by ln 2: it is already a natural logarithm",
-                  lambda v: np.exp(v.masked - finite_lse(v) * np.log(2))),
+                  lambda v: np.exp(v.masked - get_finite_lse(v) * np.log(2))),
     make_weights_mistake("weights-powers-of-2", "with exp2 instead of exp: the scores are natural logarithms",
-                  lambda v: np.exp2(v.masked - finite_lse(v))),
-    make_weights_mistake("weights-lse-added", "with lse added to the score, not subtracted", lambda v: np.exp(v.masked + finite_lse(v))),
+                  lambda v: np.exp2(v.masked - get_finite_lse(v))),
+    make_weights_mistake("weights-lse-added", "with lse added to the score, not subtracted", lambda v: np.exp(v.masked + get_finite_lse(v))),
     Mistake("last-queries-alone", "of the last tile of queries only: earlier tiles are overwritten",
             {"grad_key": lambda v: v.scale * (transpose(keep_last_tile(v.grad_scores, -2)) @ keep_last_of_group(v.query, v)),
              "grad_value": lambda v: transpose(keep_last_tile(v.probabilities, -2)) @ keep_last_of_group(v.grad_output, v)}),
     Mistake("first-queries-alone", "of the first tile of queries only",
-            misread(select_first_tile, *OPERANDS, steps=("grad_key", "grad_value"))),
+            change_reads(select_first_tile, *OPERANDS, steps=("grad_key", "grad_value"))),
     Mistake("first-keys-alone", "of the first tile of keys only",
-            {step: PRODUCTS[step].step(lambda weights: weights[..., :TILE], select_first_tile) for step in ("output", "grad_query")}),
+            {step: PRODUCTS[step].make_step(lambda weights: weights[..., :TILE], select_first_tile) for step in ("output", "grad_query")}),
     Mistake("queries-at-the-keys", "with the rows of a tile of queries read at the keys' position, t0 instead of s0",
             {"grad_value": lambda v: multiply_at_key_position(v.probabilities, v.grad_output),
              "grad_key": lambda v: v.scale * multiply_at_key_position(v.grad_scores, v.query)}, 3),
     *(
-        Mistake(id, words, {step: PRODUCTS[step].step(right=read) for step in ("output", "grad_query", "grad_key", "grad_value")}, 3)
-        for id, words, read in (
+        Mistake(id, description, {step: PRODUCTS[step].make_step(right=read) for step in ("output", "grad_query", "grad_key", "grad_value")}, 3)
+        for id, description, read in (
             ("factor-tile-transposed", "with each tile of the factor read as its transpose: [x, i] instead of [i, x]", transpose_tiles),
             ("first-chunk-again", "with the first 16 elements of each row in every chunk: chunk * TILE is missing",
              lambda rows: rows[..., np.arange(rows.shape[-1]) % TILE]),
@@ -331,19 +337,19 @@ FLASH = (
             {"grad_key": lambda v: v.scale * (transpose(v.grad_scores) @ keep_last_of_group(v.query, v)),
              "grad_value": lambda v: transpose(v.probabilities) @ keep_last_of_group(v.grad_output, v)}, 3),
     Mistake("tile-transposed", "with each tile read as its transpose: [i, y] instead of [y, i]",
-            {**misread(transpose_tiles, "probabilities", "grad_scores"), "transposed_product": TRANSPOSED.step(transpose_tiles)}, 3),
+            {**change_reads(transpose_tiles, "probabilities", "grad_scores"), "transposed_product": TRANSPOSED_PRODUCT.make_step(transpose_tiles)}, 3),
 )  # fmt: skip
 
 MISTAKES = tuple(
     split_by_step(
         (
-            *SCORES,
-            *TRANSPOSES,
-            Mistake("query-not-transposed", "with the query read as if it were stored [d, S]", {"transposed_product": TRANSPOSED.step(read_with_swapped_strides)}, 3),
-            *SOFTMAX,
-            *SOFTMAX_BACKWARD,
-            *CHAIN,
-            *FLASH,
+            *SCALE_MISTAKES,
+            *TRANSPOSE_MISTAKES,
+            Mistake("query-not-transposed", "with the query read as if it were stored [d, S]", {"transposed_product": TRANSPOSED_PRODUCT.make_step(read_with_swapped_strides)}, 3),
+            *SOFTMAX_MISTAKES,
+            *SOFTMAX_BACKWARD_MISTAKES,
+            *CHAIN_MISTAKES,
+            *FLASH_MISTAKES,
             *list_head_mistakes("of-next-head", "of the next head", lambda i, B, N: i + 1),
             *list_head_mistakes("of-first-head", "of the first head: the head is left out of the index", lambda i, B, N: 0 * i),
             *list_head_mistakes("of-first-sequence", "of the first batch element: the batch is left out of the index", lambda i, B, N: i % N),

@@ -46,7 +46,7 @@ STEPS = (
     OpSpec("attention_scores_backward", writes={"grad_query": QUERY, "grad_key": KEY},
            reads={"grad_scores": SCORES, "query": QUERY, "key": KEY}),
 )  # fmt: skip
-PRODUCT = OpSpec(
+TRANSPOSED_PRODUCT = OpSpec(
     "attention_transposed_product",
     writes={"transposed_product": Argument(("B", "N", "d", "d"), ACCUM_DTYPE)},
     reads={"query": QUERY, "grad_output": QUERY},
@@ -95,7 +95,7 @@ def make_step_call(op: OpSpec) -> Call:
 
 
 VARIANTS = {
-    "unfused": tuple(map(make_step_call, (*STEPS, PRODUCT))),
+    "unfused": tuple(map(make_step_call, (*STEPS, TRANSPOSED_PRODUCT))),
     "fused": tuple(Call(op, (), "fused", FLASH_LAUNCHES[op.name]) for op in (FORWARD, DELTA, BACKWARD)),
 }
 GATES = (
@@ -141,7 +141,7 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         Case("sums that cancel",
              "in 16-bit dtypes, sums over queries and keys nearly cancel: partial sums must not be rounded",
              (1, 1, 34, 64, 8), CANCELLING, in_16_bits=True),
-        *make_nonfinite_cases(NOT_FINITE, dims),
+        *make_nonfinite_cases(NONFINITE_VALUES, dims),
         *make_covering_cases(AXES, ("hard", "unmasked"), lambda S, T, d: (1, 1, S, T, d)),
         Case("many queries", "more rows than a tile, more heads than a small grid has blocks", (3, 2, 18, 19, 6),
              "hard"),
@@ -159,7 +159,12 @@ GATE_CASES = (
 """The sizes are B, N, S, T, d and G, the number of key heads; the unfused kernels need G = N."""
 AXES = (make_tiled_axis("S", TILE), make_tiled_axis("T", TILE), make_tiled_axis("d", TILE))
 """Axes of the cases."""
-NOT_FINITE = {"query": ("Q", "NaN"), "key": ("K", "inf"), "value": ("V", "NaN"), "grad_output": ("dO", "inf")}
+NONFINITE_VALUES = {
+    "query": ("Q", "NaN"),
+    "key": ("K", "inf"),
+    "value": ("V", "NaN"),
+    "grad_output": ("dO", "inf"),
+}
 """Tensor -> its symbol in the book, and the non-finite value that a case writes into it."""
 
 
@@ -216,11 +221,11 @@ def draw_cancelling_values(
     Queries are nonzero only at even elements and keys only at odd ones, so that all scores are 0 and each
     probability is 1 / T. If T is a power of two, the output is exact in 16 bits, and only delta is rounded.
     """
-    pairs = [[draw_cancelling(rows, d, random, cancel) for _ in range(heads)] for rows in (S, T)]
-    grad, value = (np.stack([dy / 16 for dy, _ in heads_of_tensor])[None] for heads_of_tensor in pairs)
+    drawn = [[draw_cancelling(rows, d, random, cancel) for _ in range(heads)] for rows in (S, T)]
+    grad, value = (np.stack([dy / 16 for dy, _ in heads_of_tensor])[None] for heads_of_tensor in drawn)
     query, key = (
         np.stack([random.integers(1, 16, (rows, d))[group] / 8 for _, group in heads_of_tensor])[None]
-        for rows, heads_of_tensor in zip((S, T), pairs, strict=True)
+        for rows, heads_of_tensor in zip((S, T), drawn, strict=True)
     )
     even = np.arange(d) % 2 == 0
     return {"query": query * even, "key": key * ~even, "value": value, "grad_output": grad}
@@ -276,7 +281,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
 # ---- Reports ------------------------------------------------------------------------------------------------
 
 
-def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
+def explain_lse_error(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
     if name != "lse":
         return None
     if np.isneginf(got).all() and np.isfinite(truth).any():
@@ -303,18 +308,18 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     row, but nothing with S * T elements.
     """
     B, N, S, T, d = dims
-    element, accum = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
+    itemsize, accum_size = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
     scores = B * N * S * T
     rows = {"query": S, "key": T, "value": T}
-    operands = {name: B * N * count * d * element for name, count in rows.items()}
+    operands = {name: B * N * count * d * itemsize for name, count in rows.items()}
     steps = ("forward scores", "backward grad_probabilities", "backward grad_scores")
     return Ledger(
-        eager_saved={**operands, "probabilities": scores * element},
-        our_saved={**operands, "probabilities": scores * accum},
-        saved_by_variant={"fused": {**operands, "output": operands["query"], "lse": B * N * S * accum}},
+        eager_saved={**operands, "probabilities": scores * itemsize},
+        our_saved={**operands, "probabilities": scores * accum_size},
+        saved_by_variant={"fused": {**operands, "output": operands["query"], "lse": B * N * S * accum_size}},
         temporaries={
-            "unfused": dict.fromkeys(steps, scores * accum),
-            "fused": {"backward delta": B * N * S * accum},
+            "unfused": dict.fromkeys(steps, scores * accum_size),
+            "fused": {"backward delta": B * N * S * accum_size},
         },
     )
 
@@ -389,7 +394,7 @@ PUZZLE = Puzzle(
     compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    find_symptom=symptom,
+    find_symptom=explain_lse_error,
     compute_term_magnitudes=terms,
     compute_propagated_errors=propagate_rounding,
     forward=map_printed_names("output"),

@@ -17,7 +17,7 @@ from harness.puzzles.p24 import orders
 MAX_SIDE = 256
 """The largest side of a grid: memory grows with tiles times cells."""
 LANES = 32
-SECTOR = 32
+SECTOR_BYTES = 32
 """Bytes per memory transaction."""
 
 
@@ -26,49 +26,49 @@ class Cost:
     """The cost of one order, for one grid, radius and tile.
 
     Attributes:
-        pairs: Number of computed pairs of tiles, out of `all_pairs`.
-        needed: Mean number of keys visible to at least one query of a tile.
-        runs: Mean number of contiguous runs of positions that these keys form.
-        loaded: Mean number of keys in the key tiles loaded for a query tile.
+        tile_pairs: Number of computed pairs of tiles, out of `max_tile_pairs`.
+        needed_keys: Mean number of keys visible to at least one query of a tile.
+        key_runs: Mean number of contiguous runs of positions that these keys form.
+        loaded_keys: Mean number of keys in the key tiles loaded for a query tile.
     """
 
-    pairs: int
-    all_pairs: int
-    needed: float
-    runs: float
-    loaded: float
+    tile_pairs: int
+    max_tile_pairs: int
+    needed_keys: float
+    key_runs: float
+    loaded_keys: float
 
 
 def count_costs(order: np.ndarray, width: int, radius: int, tile: int) -> Cost:
-    tiles = orders.window_tiles(order, width, radius, tile)
+    tiles = orders.find_window_tiles(order, width, radius, tile)
     visible = find_visible_keys(order, width, radius, tile)
     starts = visible[:, :1].sum() + (visible[:, 1:] & ~visible[:, :-1]).sum()
     sizes = np.bincount(np.arange(len(order)) // tile)
     return Cost(
-        pairs=int(tiles.sum()),
-        all_pairs=tiles.size,
-        needed=float(visible.sum() / len(tiles)),
-        runs=float(starts / len(tiles)),
-        loaded=float((tiles @ sizes).mean()),
+        tile_pairs=int(tiles.sum()),
+        max_tile_pairs=tiles.size,
+        needed_keys=float(visible.sum() / len(tiles)),
+        key_runs=float(starts / len(tiles)),
+        loaded_keys=float((tiles @ sizes).mean()),
     )
 
 
 def find_visible_keys(order: np.ndarray, width: int, radius: int, tile: int) -> np.ndarray:
     """Return which keys, in step order, are visible to at least one query of each tile: bool [tiles, cells]."""
-    step = orders.inverse(order)
+    step = orders.invert_order(order)
     visible = np.zeros((-(-len(order) // tile), len(order)), bool)
-    for neighbour, cell in orders.neighbour_values(step.reshape(-1, width), radius):
+    for neighbour, cell in orders.iterate_neighbours(step.reshape(-1, width), radius):
         visible[cell // tile, neighbour] = True
     return visible
 
 
-def count_sectors(order: np.ndarray, dim: int, size: int) -> float:
+def count_sectors(order: np.ndarray, dim: int, itemsize: int) -> float:
     """Return the mean number of sectors per load of a warp whose 32 threads gather successive elements.
 
-    A row has `dim` elements of `size` bytes; element i of the gathered rows is in row order[i // dim].
+    A row has `dim` elements of `itemsize` bytes; element i of the gathered rows is in row order[i // dim].
     """
     elements = np.arange(len(order) * dim // LANES * LANES)
-    addresses = (order[elements // dim] * dim + elements % dim) * size // SECTOR
+    addresses = (order[elements // dim] * dim + elements % dim) * itemsize // SECTOR_BYTES
     warps = np.sort(addresses.reshape(-1, LANES), axis=1)
     return float((1 + (np.diff(warps, axis=1) != 0).sum(1)).mean()) if len(warps) else 0.0
 
@@ -101,7 +101,7 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
 
 
 def list_report_lines(flags) -> Iterator[str]:
-    row = flags.dim * flags.bytes
+    row_bytes = flags.dim * flags.bytes
     yield f"tiles of {flags.tile} positions, rows of {flags.dim} x {flags.bytes} bytes; means over the tiles of queries"
     for side in flags.sides:
         for radius in flags.radii:
@@ -110,18 +110,18 @@ def list_report_lines(flags) -> Iterator[str]:
             yield format_row(
                 "order", "tile pairs", "of all", "/ hilbert", "keys", "runs", "K bytes", "loaded", "sectors"
             )
-            traversals = {name: make(side, side) for name, make in orders.ORDERS.items()}
+            traversals = {name: make_order(side, side) for name, make_order in orders.ORDERS.items()}
             costs = {name: count_costs(order, side, radius, flags.tile) for name, order in traversals.items()}
             for name, cost in costs.items():
                 yield format_row(
                     name,
-                    f"{cost.pairs:,}",
-                    f"{cost.pairs / cost.all_pairs:.1%}",
-                    f"{cost.pairs / costs['hilbert'].pairs:.2f} x",
-                    f"{cost.needed:,.0f}",
-                    f"{cost.runs:.1f}",
-                    f"{cost.needed * row:,.0f}",
-                    f"{cost.loaded * row:,.0f}",
+                    f"{cost.tile_pairs:,}",
+                    f"{cost.tile_pairs / cost.max_tile_pairs:.1%}",
+                    f"{cost.tile_pairs / costs['hilbert'].tile_pairs:.2f} x",
+                    f"{cost.needed_keys:,.0f}",
+                    f"{cost.key_runs:.1f}",
+                    f"{cost.needed_keys * row_bytes:,.0f}",
+                    f"{cost.loaded_keys * row_bytes:,.0f}",
                     f"{count_sectors(traversals[name], flags.dim, flags.bytes):.1f}",
                 )
 

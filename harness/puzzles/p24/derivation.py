@@ -25,22 +25,22 @@ def scatter(array: np.ndarray, order: np.ndarray) -> np.ndarray:
     return np.take(array, np.argsort(order), 2)
 
 
-def absolute_differences(cells: np.ndarray) -> np.ndarray:
+def compute_distances(cells: np.ndarray) -> np.ndarray:
     return np.abs(cells[:, None] - cells[None, :])
 
 
-def pairs_in_window(order: np.ndarray, width: np.ndarray, radius: np.ndarray) -> np.ndarray:
+def find_pairs_in_window(order: np.ndarray, width: np.ndarray, radius: np.ndarray) -> np.ndarray:
     """Return which pairs of steps are at most `radius` rows and columns apart on the grid: bool [L, L]."""
     rows, columns = np.divmod(order, width)
-    return np.maximum(absolute_differences(rows), absolute_differences(columns)) <= radius
+    return np.maximum(compute_distances(rows), compute_distances(columns)) <= radius
 
 
 def split_into_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
     """Split pairs [L, L] into tiles of `tile` queries and keys, padded with False: [t, t, tile, tile]."""
     padding = -len(pairs) % tile
     padded = np.pad(pairs, ((0, padding), (0, padding)))
-    count = len(padded) // tile
-    return padded.reshape(count, tile, count, tile).swapaxes(1, 2)
+    num_tiles = len(padded) // tile
+    return padded.reshape(num_tiles, tile, num_tiles, tile).swapaxes(1, 2)
 
 
 def find_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
@@ -50,18 +50,18 @@ def find_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
 
 STEPS: Mapping[str, Step] = {
     "steps": lambda v: np.arange(int(v.side) ** 2),
-    "index": lambda v: orders.hilbert(int(v.side), int(v.side)),
-    "inverse": lambda v: orders.inverse(orders.hilbert(int(v.side), int(v.side))),
+    "index": lambda v: orders.make_hilbert_order(int(v.side), int(v.side)),
+    "inverse": lambda v: orders.invert_order(orders.make_hilbert_order(int(v.side), int(v.side))),
     "gathered": lambda v: gather(v.input, v.order),
     "grad_input": lambda v: scatter(v.grad_gathered, v.order),
-    "near": lambda v: pairs_in_window(v.order, v.width, v.radius),
-    "tiles": lambda v: find_tiles(v.near, int(v.tile)),
+    "in_window": lambda v: find_pairs_in_window(v.order, v.width, v.radius),
+    "tiles": lambda v: find_tiles(v.in_window, int(v.tile)),
     "Q": lambda v: gather(v.query, v.order),
     "K": lambda v: gather(v.key, v.order),
     "V": lambda v: gather(v.value, v.order),
     "dO": lambda v: gather(v.grad_output, v.order),
     "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
-    "scores": lambda v: np.where(v.near, v.scale * (v.Q @ transpose(v.K)), -np.inf),
+    "scores": lambda v: np.where(v.in_window, v.scale * (v.Q @ transpose(v.K)), -np.inf),
     "P": lambda v: softmax(v.scores),
     "O": lambda v: v.P @ v.V,
     "dot": lambda v: (v.dO * v.O).sum(-1, keepdims=True),

@@ -12,10 +12,10 @@ from harness.puzzles.p24 import orders
 
 MAX_SIDE = 1024
 """The largest side that is drawn."""
-END = "o"
+ENDPOINT = "o"
 CHARACTERS = {
-    frozenset(): END,
-    **{frozenset(one): END for one in ("u", "d", "l", "r")},
+    frozenset(): ENDPOINT,
+    **{frozenset(direction): ENDPOINT for direction in ("u", "d", "l", "r")},
     frozenset("lr"): "─",
     frozenset("ud"): "│",
     frozenset("rd"): "┌",
@@ -44,7 +44,7 @@ def draw(order: np.ndarray, width: int) -> Iterator[str]:
 
 
 def format_numbers(order: np.ndarray, width: int) -> Iterator[str]:
-    steps = orders.inverse(order).reshape(-1, width)
+    steps = orders.invert_order(order).reshape(-1, width)
     digits = len(str(steps.max()))
     for row in steps.tolist():
         yield " ".join(f"{step:>{digits}}" for step in row)

@@ -107,7 +107,7 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("wide heads", "d is not a multiple of a tile", (1, 1, 4, 6, 37, 2, 16), "hilbert hard"),
         Case("the whole grid", "every cell sees every other: dense attention", (1, 2, 6, 6, 4, 6, 16),
              "hilbert hard"),
-        *make_nonfinite_cases(NOT_FINITE, (1, 2, 4, 4, 4, 1, 16)),
+        *make_nonfinite_cases(NONFINITE_VALUES, (1, 2, 4, 4, 4, 1, 16)),
         *make_covering_cases(AXES, ("hilbert hard",), lambda H, W, radius: (1, 1, H, W, 4, radius, 16)),
     ]  # fmt: skip
 
@@ -116,7 +116,7 @@ AXES = (make_listed_axis("H", 1, 3, 5), make_listed_axis("W", 1, 5, 33), make_li
 """Axes of the cases: single cells, rows, columns and grids, curves larger than the grid, small and large windows."""
 
 
-NOT_FINITE = {"input": ("the tensor", "NaN"), "grad_gathered": ("its gradient", "NaN", "inf")}
+NONFINITE_VALUES = {"input": ("the tensor", "NaN"), "grad_gathered": ("its gradient", "NaN", "inf")}
 """Tensor -> its symbol, and the non-finite values that cases write into it. Only tensors of the gather: the
 reference of the window's attention would return NaN for hidden keys."""
 
@@ -167,10 +167,12 @@ def reference(tensors: dict) -> dict:
         dense = compute_with_autograd(tensors)
     else:
         columns = ("query", "key", "value", "grad_output")
-        back = ("output", *GRADIENTS)
+        quantities = ("output", *GRADIENTS)
         others = compute_from_probabilities, compute_in_step_order
-        dense = compute_worst_baseline(compute_from_saved, tensors, columns, back, other_formulas=others)
-    return {**dense, **compute_integers(tensors), **permute(tensors)}
+        dense = compute_worst_baseline(
+            compute_from_saved, tensors, columns, quantities, other_formulas=others
+        )
+    return {**dense, **compute_integers(tensors), **gather_with_autograd(tensors)}
 
 
 def compute_integers(tensors: dict) -> dict:
@@ -178,21 +180,21 @@ def compute_integers(tensors: dict) -> dict:
     import torch
 
     side, width, radius, tile = (int(tensors[name]) for name in ("side", "width", "radius", "tile"))
-    index = orders.hilbert(side, side)
+    index = orders.make_hilbert_order(side, side)
     order = tensors["order"].cpu().numpy()
-    tiles = orders.window_tiles(order, width, radius, tile)
-    indices = {"index": index, "inverse": orders.inverse(index), "tiles": tiles}
+    tiles = orders.find_window_tiles(order, width, radius, tile)
+    indices = {"index": index, "inverse": orders.invert_order(index), "tiles": tiles}
     return {name: torch.tensor(array.astype(np.int32)) for name, array in indices.items()}
 
 
-def permute(tensors: dict) -> dict:
+def gather_with_autograd(tensors: dict) -> dict:
     """Return the gathered rows, and autograd's gradient of the input."""
     import torch
 
     tensor = tensors["input"].detach().requires_grad_()
-    gather = tensor.index_select(2, tensors["order"].long())
-    (grad,) = torch.autograd.grad(gather, tensor, tensors["grad_gathered"])
-    return {"gathered": gather.detach(), "grad_input": grad}
+    gathered = tensor.index_select(2, tensors["order"].long())
+    (grad,) = torch.autograd.grad(gathered, tensor, tensors["grad_gathered"])
+    return {"gathered": gathered.detach(), "grad_input": grad}
 
 
 def make_hidden_mask(tensors: dict):
@@ -223,10 +225,10 @@ def compute_with_autograd(tensors: dict) -> dict:
     return {name: tensor.detach() for name, tensor in results.items()}
 
 
-def compute_from_saved(tensors: dict, by_probabilities: bool = False) -> dict:
+def compute_from_saved(tensors: dict, delta_from_probabilities: bool = False) -> dict:
     """Return the results of `compute_with_autograd`, computed from the saved lse and output.
 
-    delta comes from the output or, if `by_probabilities`, from the probabilities. Sums are in float32 or wider
+    delta comes from the output or, if `delta_from_probabilities`, from the probabilities. Sums are in float32 or wider
     and rounded once.
     """
     import torch
@@ -241,7 +243,7 @@ def compute_from_saved(tensors: dict, by_probabilities: bool = False) -> dict:
     output = (torch.softmax(scores, -1) @ value).to(dtype)
     delta = (grad_output * output.to(accum)).sum(-1, keepdim=True)
     P, dP = torch.exp(scores - lse), grad_output @ value.mT
-    dS = scale * P * (dP - ((dP * P).sum(-1, keepdim=True) if by_probabilities else delta))
+    dS = scale * P * (dP - ((dP * P).sum(-1, keepdim=True) if delta_from_probabilities else delta))
     gradients = dict(zip(GRADIENTS, (dS @ key, dS.mT @ query, P.mT @ grad_output), strict=True))
     rounded = {name: tensor.to(dtype) for name, tensor in gradients.items()}
     return {"output": output, **rounded, "lse": lse[..., 0], "delta": delta[..., 0]}
@@ -249,7 +251,7 @@ def compute_from_saved(tensors: dict, by_probabilities: bool = False) -> dict:
 
 def compute_from_probabilities(tensors: dict) -> dict:
     """Return the gradients of query and key, with delta computed as the row sum of dP * P."""
-    results = compute_from_saved(tensors, by_probabilities=True)
+    results = compute_from_saved(tensors, delta_from_probabilities=True)
     return {name: results[name] for name in ("grad_query", "grad_key")}
 
 
@@ -288,26 +290,30 @@ def ledger(dims: Dims, dtype: str) -> Ledger:
     the output, one number per row, the order and the tiles.
     """
     B, N, H, W, d, _, tile = dims
-    element, accum = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
+    itemsize, accum_size = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
     rows, L = B * N * H * W, H * W
-    saved = {"output": rows * d * element, "lse": rows * accum, "order": 4 * L}
+    saved = {"output": rows * d * itemsize, "lse": rows * accum_size, "order": 4 * L}
     operands = ("query", "key", "value")
     return Ledger(
-        eager_saved={**{f"gathered {name}": rows * d * element for name in operands}, **saved, "mask": L * L},
+        eager_saved={
+            **{f"gathered {name}": rows * d * itemsize for name in operands},
+            **saved,
+            "mask": L * L,
+        },
         our_saved={
-            **dict.fromkeys(operands, rows * d * element),
+            **dict.fromkeys(operands, rows * d * itemsize),
             **saved,
             "tiles": 4 * (-(-L // tile)) ** 2,
         },
-        temporaries={"window": {"backward delta": rows * accum}},
+        temporaries={"window": {"backward delta": rows * accum_size}},
     )
 
 
-def derived_sizes(dims: Dims) -> dict[str, int]:
+def derive_sizes(dims: Dims) -> dict[str, int]:
     """Return the numbers of the grid's cells, L, of the curve's cells and steps, and of tiles, t."""
     _, _, H, W, _, _, tile = dims
-    square = get_curve_side(dims) ** 2
-    return {"L": H * W, "cells": square, "steps": square, "t": -(-H * W // tile)}
+    curve_cells = get_curve_side(dims) ** 2
+    return {"L": H * W, "cells": curve_cells, "steps": curve_cells, "t": -(-H * W // tile)}
 
 
 def describe_dims(dims: Dims) -> str:
@@ -372,7 +378,7 @@ PUZZLE = Puzzle(
     compute_term_magnitudes=terms,
     forward=map_printed_names("index", "inverse", "gathered", "tiles", "output"),
     backward=map_printed_names("grad_input", *GRADIENTS),
-    compute_derived_sizes=derived_sizes,
+    compute_derived_sizes=derive_sizes,
     intermediate=("lse", "delta"),
     variants=VARIANTS,
     variant_help={

@@ -19,9 +19,9 @@ from harness.check.results import GateResult
 from harness.devices.processes import START_TIMEOUT_S, RankError, run_ranks
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.ranks import (
-    PATIENCE,
-    Answer,
+    TIMEOUT_S,
     Part,
+    RankResult,
     describe_changed_input,
     load_functions,
     run_cases,
@@ -31,25 +31,25 @@ from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 from harness.toolchain import roots
 
-TENSORS = ("query", "key", "value", "grad_output")
+INPUT_NAMES = ("query", "key", "value", "grad_output")
 CAUSED_BY_OUTPUT = f"is {format_pointer('output')}"
 """The message about gradients that are wrong only because the output is."""
-TIME_LIMIT = 120.0
+TIME_LIMIT_S = 120.0
 """Time limit of a gate's processes; a rank that waits for another times out much earlier."""
 
 
-class CaseFailed(Exception):
+class CaseError(Exception):
     """A case failed without results; `mistake` is the known mistake that explains it, or ""."""
 
-    def __init__(self, words: str, mistake: str = ""):
-        super().__init__(words)
+    def __init__(self, message: str, mistake: str = ""):
+        super().__init__(message)
         self.mistake = mistake
 
 
 class RingChecker(CaseChecker):
     """Base class of both rungs' checkers; each case's reference and baseline are computed only once."""
 
-    waits: tuple[str, ...] = ()
+    receiving_gates: tuple[str, ...] = ()
     """Gates whose code may read a block before it arrives."""
 
     def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
@@ -62,8 +62,8 @@ class RingChecker(CaseChecker):
         result = GateResult(gate, "correct")
         ladder = self.puzzle.get_ladder_name(self.rung, gate.id)
         solution = roots.get_solutions() / self.puzzle.name / self.rung.file
-        wrong: dict[str, list[Evidence]] = {}
-        failure: CaseFailed | None = None
+        evidence: dict[str, list[Evidence]] = {}
+        failure: CaseError | None = None
         try:
             if gate.id == "balanced":
                 check_chunks(module["chunks"], path)
@@ -71,20 +71,22 @@ class RingChecker(CaseChecker):
                 # Errors in other quantities would only be consequences of errors in these.
                 dtype = getattr(torch, get_dtype(case))
                 gate_outputs = {name: torch.from_numpy(outputs[name]).to(dtype) for name in gate.quantities}
-                self._compare(result, case, gate_outputs, wrong)
-            row_failure = check_merge_rows(module["merge"], path, self.tensor) if gate.id == "merge" else None
-            if row_failure and (row_failure.mistake or not wrong):
-                wrong.clear()  # single rows explain the error better
+                self._compare(result, case, gate_outputs, evidence)
+            row_failure = (
+                check_merge_rows(module["merge"], path, self.make_tensor) if gate.id == "merge" else None
+            )
+            if row_failure and (row_failure.mistake or not evidence):
+                evidence.clear()  # single rows explain the error better
                 raise row_failure
-        except CaseFailed as error:
+        except CaseError as error:
             failure = error
-        if wrong:
-            symptom = functools.partial(explain_not_finite, gate.id in self.waits)
+        if evidence:
+            symptom = functools.partial(explain_not_finite, gate.id in self.receiving_gates)
             puzzle = replace(self.puzzle, find_symptom=symptom)
-            first = {"output": wrong["output"]} if "output" in wrong else wrong
-            add_diagnoses(result, puzzle, first, ladder)
-            others = (puzzle.get_printed_name(name) for name in wrong if name not in first)
-            result.diagnosis += [f"{name} {CAUSED_BY_OUTPUT}" for name in others]
+            root_causes = {"output": evidence["output"]} if "output" in evidence else evidence
+            add_diagnoses(result, puzzle, root_causes, ladder)
+            consequences = (puzzle.get_printed_name(name) for name in evidence if name not in root_causes)
+            result.diagnosis += [f"{name} {CAUSED_BY_OUTPUT}" for name in consequences]
         if failure:
             result.state = "wrong"
             result.diagnosis.append(str(failure))
@@ -97,17 +99,17 @@ class RingChecker(CaseChecker):
     def _get_reference(self, case: Case) -> Reference:
         return self.references[get_dtype(case)]
 
-    def tensor(self, values: object):
+    def make_tensor(self, values: object):
         raise NotImplementedError
 
-    def arrays(self, case: Case) -> Arrays:
+    def get_arrays(self, case: Case) -> Arrays:
         return self._get_reference(case).get_arrays(case)
 
     def summarize(self, cases: list[Case]) -> str:
         return ""
 
     def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
-        """Yield each case with the output and gradients of the whole sequence. Raises CaseFailed."""
+        """Yield each case with the output and gradients of the whole sequence. Raises CaseError."""
         raise NotImplementedError
 
 
@@ -118,7 +120,7 @@ LAYOUTS = (
 
 
 def check_chunks(chunks, path: Path) -> None:
-    """Check the ranges that `chunks` returns for the balanced layout. Raises CaseFailed."""
+    """Check the ranges that `chunks` returns for the balanced layout. Raises CaseError."""
     for size, length in LAYOUTS:
         for rank in range(size):
             expected = layout.get_ranges(rank, size, length, True)
@@ -126,18 +128,20 @@ def check_chunks(chunks, path: Path) -> None:
             try:
                 got = [tuple(map(int, span)) for span in chunks(rank, size, length, True)]
             except Exception as error:  # an exception in the learner's code is a result
-                raise CaseFailed(f"{call}: {describe_exception(error, path)}") from error
+                raise CaseError(f"{call}: {describe_exception(error, path)}") from error
             if got == expected:
                 continue
-            owned = [int(p) for span in got for p in range(*span)]
+            positions = [int(p) for span in got for p in range(*span)]
             ranges = (chunks(r, size, length, True) for r in range(size))
-            load = [sum(p + 1 for span in spans for p in range(*span)) for spans in ranges]
-            text = f"{call} is {got}, expected {expected}"
-            if len(owned) == sum(stop - start for start, stop in expected) and max(load) > 1.1 * min(load):
-                most, least = load.index(max(load)), load.index(min(load))
-                text += f": rank {most} has {max(load)} scores to compute, rank {least} has {min(load)}"
-                raise CaseFailed(text, "not-mirrored")
-            raise CaseFailed(text, "wrong-chunks")
+            num_scores = [sum(p + 1 for span in spans for p in range(*span)) for spans in ranges]
+            message = f"{call} is {got}, expected {expected}"
+            if len(positions) == sum(stop - start for start, stop in expected) and max(
+                num_scores
+            ) > 1.1 * min(num_scores):
+                max_rank, min_rank = num_scores.index(max(num_scores)), num_scores.index(min(num_scores))
+                message += f": rank {max_rank} has {max(num_scores)} scores to compute, rank {min_rank} has {min(num_scores)}"
+                raise CaseError(message, "not-mirrored")
+            raise CaseError(message, "wrong-chunks")
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,8 @@ class MergeCase:
     Attributes:
         out, lse, block_out, block_lse: The arguments of `merge`.
         expected: The expected out and lse.
-        words: The cause to report if the result is unexpectedly not finite, or ""; `mistake` is its id.
-        other: The cause and mistake to report for any other wrong result.
+        nonfinite_cause: The cause to report for an unexpected NaN or infinity, or ""; `mistake` is its id.
+        other_error: The cause and mistake to report for any other wrong result.
     """
 
     out: float
@@ -156,52 +160,52 @@ class MergeCase:
     block_out: float
     block_lse: float
     expected: tuple[float, float]
-    words: str = ""
+    nonfinite_cause: str = ""
     mistake: str = ""
-    other: tuple[str, str] = ("", "")
+    other_error: tuple[str, str] = ("", "")
 
 
-INF_MINUS_INF = "-inf - -inf is NaN"
-SHARE = (
+INF_MINUS_INF_CAUSE = "-inf - -inf is NaN"
+EMPTY_SIDE_ERROR = (
     "a side with no visible key has weight exp(-inf) = 0: do not clamp it or add a small number",
     "share-of-nothing",
 )
-OVERFLOW = (
+OVERFLOW_ERROR = (
     "exp(800) is infinite, exp(-800) is 0 and its logarithm -inf: take exponentials of differences only",
     "merge-overflows",
 )
-NAN_SWALLOWED = ("NaN in an input must give NaN in the result", "nan-swallowed")
+NAN_ERROR = ("NaN in an input must give NaN in the result", "nan-swallowed")
 inf, nan = np.inf, np.nan
 MERGE_CASES = (
     MergeCase(1, 0.5, 2, 1.5, (1 + 1 / (1 + np.exp(-1)), np.logaddexp(0.5, 1.5))),
     MergeCase(1, 0.5, 2, 0.5, (1.5, 0.5 + np.log(2))),
-    MergeCase(0, -inf, 5, 0.75, (5, 0.75), INF_MINUS_INF, "nothing-visible", SHARE),
-    MergeCase(3, 0.25, 0, -inf, (3, 0.25), INF_MINUS_INF, "nothing-visible", SHARE),
-    MergeCase(0, -inf, 0, -inf, (0, -inf), INF_MINUS_INF, "nothing-visible"),
-    MergeCase(1, 800, 2, 800, (1.5, 800 + np.log(2)), *OVERFLOW),
-    MergeCase(1, -800, 2, -800, (1.5, -800 + np.log(2)), *OVERFLOW),
-    MergeCase(1, 800, 2, -800, (1, 800), *OVERFLOW),
-    MergeCase(1, -800, 2, 800, (2, 800), *OVERFLOW),
-    MergeCase(1, 0.5, nan, nan, (nan, nan), other=NAN_SWALLOWED),
-    MergeCase(nan, nan, 2, 0.5, (nan, nan), other=NAN_SWALLOWED),
+    MergeCase(0, -inf, 5, 0.75, (5, 0.75), INF_MINUS_INF_CAUSE, "nothing-visible", EMPTY_SIDE_ERROR),
+    MergeCase(3, 0.25, 0, -inf, (3, 0.25), INF_MINUS_INF_CAUSE, "nothing-visible", EMPTY_SIDE_ERROR),
+    MergeCase(0, -inf, 0, -inf, (0, -inf), INF_MINUS_INF_CAUSE, "nothing-visible"),
+    MergeCase(1, 800, 2, 800, (1.5, 800 + np.log(2)), *OVERFLOW_ERROR),
+    MergeCase(1, -800, 2, -800, (1.5, -800 + np.log(2)), *OVERFLOW_ERROR),
+    MergeCase(1, 800, 2, -800, (1, 800), *OVERFLOW_ERROR),
+    MergeCase(1, -800, 2, 800, (2, 800), *OVERFLOW_ERROR),
+    MergeCase(1, 0.5, nan, nan, (nan, nan), other_error=NAN_ERROR),
+    MergeCase(nan, nan, 2, 0.5, (nan, nan), other_error=NAN_ERROR),
 )
 """Rows to merge; the first wrong row is reported."""
 
 
-def check_merge_rows(merge: Callable, path: Path, tensor: Callable) -> CaseFailed | None:
+def check_merge_rows(merge: Callable, path: Path, make_tensor: Callable) -> CaseError | None:
     """Call `merge` once on all MERGE_CASES; return the first failure, or None."""
     columns = np.array([(row.out, row.lse, row.block_out, row.block_lse) for row in MERGE_CASES]).T
-    out, lse, block_out, block_lse = (tensor(column[None, None]) for column in columns)
+    out, lse, block_out, block_lse = (make_tensor(column[None, None]) for column in columns)
     try:
         with np.errstate(all="ignore"):
             results = merge(out[..., None], lse, block_out[..., None], block_lse)
-            merged = [np.asarray(result, np.float64).ravel() for result in results]
+            outputs = [np.asarray(result, np.float64).ravel() for result in results]
     except Exception as error:  # an exception in the learner's code is a result
-        return CaseFailed(f"merge: {describe_exception(error, path)}")
-    if [len(values) for values in merged] != [len(MERGE_CASES)] * 2:
-        message = f"expected an out and an lse for each, got {list(map(len, merged))}"
-        return CaseFailed(f"merge of {len(MERGE_CASES)} rows: {message}")
-    for row, *got in zip(MERGE_CASES, *merged, strict=True):
+        return CaseError(f"merge: {describe_exception(error, path)}")
+    if [len(values) for values in outputs] != [len(MERGE_CASES)] * 2:
+        message = f"expected an out and an lse for each, got {list(map(len, outputs))}"
+        return CaseError(f"merge of {len(MERGE_CASES)} rows: {message}")
+    for row, *got in zip(MERGE_CASES, *outputs, strict=True):
         # If out or lse is unexpectedly not finite, an error in the other has the same cause.
         not_finite = any(
             not np.isfinite(value) and not np.array_equal(value, expected, equal_nan=True)
@@ -210,8 +214,8 @@ def check_merge_rows(merge: Callable, path: Path, tensor: Callable) -> CaseFaile
         for name, value, expected in zip(("out", "lse"), got, row.expected, strict=True):
             if np.isclose(value, expected, rtol=1e-12, atol=0, equal_nan=True):
                 continue
-            message, mistake = (row.words, row.mistake) if not_finite else row.other
-            return CaseFailed(
+            message, mistake = (row.nonfinite_cause, row.mistake) if not_finite else row.other_error
+            return CaseError(
                 f"merge of out {row.out:g}, lse {row.lse:g} with {row.block_out:g}, {row.block_lse:g}: "
                 f"{name} is {value:.13g}, expected {expected:.13g}{': ' if message else ''}{message}",
                 mistake,
@@ -219,7 +223,7 @@ def check_merge_rows(merge: Callable, path: Path, tensor: Callable) -> CaseFaile
     return None
 
 
-def ring_arguments(case: Case, arrays: Arrays) -> tuple[int, float, bool, bool]:
+def get_ring_arguments(case: Case, arrays: Arrays) -> tuple[int, float, bool, bool]:
     S, d = case.dims[-2:]
     return S, d**-0.5, bool(arrays["causal"]), bool(arrays["balanced"])
 
@@ -227,18 +231,18 @@ def ring_arguments(case: Case, arrays: Arrays) -> tuple[int, float, bool, bool]:
 class ListChecker(RingChecker):
     """Checks the NumPy rung, whose functions take a list with one entry per rank."""
 
-    def tensor(self, values: object):
+    def make_tensor(self, values: object):
         return np.asarray(values, np.float64)
 
     def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
         module = load_functions(path, solution, gate.id)
         for case in cases:
-            arrays = self.arrays(case)
+            arrays = self.get_arrays(case)
             size = case.world_size
-            length, scale, causal, balanced = ring_arguments(case, arrays)
-            parts = {name: layout.split_array(arrays[name], size, balanced) for name in TENSORS}
+            length, scale, causal, balanced = get_ring_arguments(case, arrays)
+            parts = {name: layout.split_array(arrays[name], size, balanced) for name in INPUT_NAMES}
             ranges = [layout.get_ranges(rank, size, length, balanced) for rank in range(size)]
-            qkv = [parts[name] for name in TENSORS[:3]]
+            qkv = [parts[name] for name in INPUT_NAMES[:3]]
             arguments = {name: [part.copy() for part in rank_arrays] for name, rank_arrays in parts.items()}
             try:
                 with np.errstate(all="ignore"):
@@ -250,13 +254,13 @@ class ListChecker(RingChecker):
                 for name, rank_arrays in parts.items():
                     if not all(map(np.array_equal, rank_arrays, arguments[name])):
                         message = f"in case '{case.name}': {describe_changed_input(name)}"
-                        raise CaseFailed(message, "changed-input")
+                        raise CaseError(message, "changed-input")
                 results = {name: layout.join_parts(shards, balanced) for name, shards in by_rank.items()}
-            except CaseFailed:
+            except CaseError:
                 raise
             except Exception as error:  # an exception in the learner's code is a result
                 message = describe_exception(error, path, max_length=300)
-                raise CaseFailed(f"in case '{case.name}': {message}") from error
+                raise CaseError(f"in case '{case.name}': {message}") from error
             with np.errstate(over="ignore"):  # overflow to infinity in float32
                 yield case, {name: array.astype(np.float32) for name, array in results.items()}
 
@@ -266,22 +270,22 @@ def check_shapes(by_rank: dict[str, list[np.ndarray]], parts: dict[str, list[np.
     for name, input_name in zip(RESULTS, ("query", "query", "key", "value"), strict=True):
         if by_rank[name] is None or len(by_rank[name]) != len(parts[input_name]):
             raise ValueError(f"{name}: expected a list with one array per rank")
-        for rank, (got, like) in enumerate(zip(by_rank[name], parts[input_name], strict=True)):
-            if np.shape(got) != like.shape:
-                shapes = f"has shape {list(np.shape(got))}, expected {list(like.shape)}"
+        for rank, (got, input_part) in enumerate(zip(by_rank[name], parts[input_name], strict=True)):
+            if np.shape(got) != input_part.shape:
+                shapes = f"has shape {list(np.shape(got))}, expected {list(input_part.shape)}"
                 raise ValueError(f"{name} of rank {rank} {shapes}")
 
 
 class RanksChecker(RingChecker):
-    """Checks the PyTorch rung in gloo processes, with a timeout of `patience` seconds per transfer."""
+    """Checks the PyTorch rung in gloo processes, with a timeout of `timeout_s` per transfer."""
 
-    patience = PATIENCE
-    waits = ("steps", "exchange", "home")
+    timeout_s = TIMEOUT_S
+    receiving_gates = ("steps", "exchange", "home")
 
     def get_time_limit(self, cases: list[Case]) -> float:
-        return START_TIMEOUT_S + 2 * TIME_LIMIT
+        return START_TIMEOUT_S + 2 * TIME_LIMIT_S
 
-    def tensor(self, values: object):
+    def make_tensor(self, values: object):
         import torch
 
         return torch.tensor(values, dtype=torch.float64)
@@ -291,60 +295,60 @@ class RanksChecker(RingChecker):
         return f"{ranks} processes shared {cores} cores" if ranks > cores else f"{ranks} processes"
 
     def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
-        world = max(case.world_size for case in cases)
-        parts_by_case = [self._parts(case, world) for case in cases]
-        parts = [[item[rank] for item in parts_by_case] for rank in range(world)]
-        arguments = [(path, solution, gate.id, rank_parts, self.patience) for rank_parts in parts]
+        world_size = max(case.world_size for case in cases)
+        parts_by_case = [self._make_parts(case, world_size) for case in cases]
+        parts = [[item[rank] for item in parts_by_case] for rank in range(world_size)]
+        arguments = [(path, solution, gate.id, rank_parts, self.timeout_s) for rank_parts in parts]
         describe = functools.partial(describe_exception, path=path)
         try:
-            answers = run_ranks(
-                run_cases, arguments, format_error=describe, source_file=path, timeout_s=TIME_LIMIT
+            results = run_ranks(
+                run_cases, arguments, format_error=describe, source_file=path, timeout_s=TIME_LIMIT_S
             )
         except RankError as error:
-            raise CaseFailed(str(error)) from error
-        for case_index in range(len(answers[0])):
+            raise CaseError(str(error)) from error
+        for case_index in range(len(results[0])):
             case = cases[case_index]
-            case_answers = [item[case_index] for item in answers[world - case.world_size :]]
-            if any(answer.words for answer in case_answers):
-                message, mistake = find_cause(case_answers)
-                raise CaseFailed(f"in case '{case.name}': {message}", mistake)
-            balanced = bool(self.arrays(case)["balanced"])
-            shards = {name: [answer.values[name] for answer in case_answers] for name in RESULTS}
-            yield case, {name: layout.join_parts(item, balanced) for name, item in shards.items()}
+            case_results = [item[case_index] for item in results[world_size - case.world_size :]]
+            if any(result.message for result in case_results):
+                message, mistake = find_cause(case_results)
+                raise CaseError(f"in case '{case.name}': {message}", mistake)
+            balanced = bool(self.get_arrays(case)["balanced"])
+            shards = {name: [result.values[name] for result in case_results] for name in RESULTS}
+            yield case, {name: layout.join_parts(rank_parts, balanced) for name, rank_parts in shards.items()}
 
-    def _parts(self, case: Case, world: int) -> list[Part]:
+    def _make_parts(self, case: Case, world_size: int) -> list[Part]:
         """Return each process's part of a case: the last `case.world_size` are ranks, the others idle."""
-        arrays, size = self.arrays(case), case.world_size
-        arguments = ring_arguments(case, arrays)
-        split = {name: layout.split_array(arrays[name], size, arguments[-1]) for name in TENSORS}
+        arrays, size = self.get_arrays(case), case.world_size
+        arguments = get_ring_arguments(case, arrays)
+        split = {name: layout.split_array(arrays[name], size, arguments[-1]) for name in INPUT_NAMES}
         rank_arrays = [
             {name: parts[rank].astype(np.float32) for name, parts in split.items()} for rank in range(size)
         ]
         return [
             Part(case.name, size, get_dtype(case), process_arrays, arguments, is_transposed(case))
-            for process_arrays in [{}] * (world - size) + rank_arrays
+            for process_arrays in [{}] * (world_size - size) + rank_arrays
         ]
 
 
-def find_cause(answers: list[Answer]) -> tuple[str, str]:
-    """Return a message with the cause of a failed case, and the known mistake, from the ranks' answers."""
-    failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.words]
-    size = len(answers)
+def find_cause(results: list[RankResult]) -> tuple[str, str]:
+    """Return a message with the cause of a failed case, and the known mistake, from the ranks' results."""
+    failed = [(rank, result) for rank, result in enumerate(results) if result.message]
+    size = len(results)
     # Prefer a rank that reports its own mistake to the ranks that waited for it.
-    own_failures = [(rank, answer) for rank, answer in failed if answer.stuck is None]
-    if own_failures:
-        rank, answer = min(own_failures, key=lambda each: (not each[1].mistake, each[0]))
-        return f"rank {rank} of {size}: {answer.words}", answer.mistake
-    message = "; ".join(f"rank {rank} of {size} {answer.words}" for rank, answer in failed)
-    stuck = {rank: answer.stuck for rank, answer in failed if answer.stuck}
-    if len(stuck) == size and all(kind == "send" and not peers for kind, _, peers in stuck.values()):
+    root_failures = [(rank, result) for rank, result in failed if result.blocked_wait is None]
+    if root_failures:
+        rank, result = min(root_failures, key=lambda item: (not item[1].mistake, item[0]))
+        return f"rank {rank} of {size}: {result.message}", result.mistake
+    message = "; ".join(f"rank {rank} of {size} {result.message}" for rank, result in failed)
+    blocked = {rank: result.blocked_wait for rank, result in failed if result.blocked_wait}
+    if len(blocked) == size and all(kind == "send" and not peers for kind, _, peers in blocked.values()):
         reason = "every rank sends before it receives, and a send ends only when it is received"
         return f"deadlock: {reason}: {message}", "sends-first"
-    if len(stuck) == size and all(kind == "receive" for kind, _, _ in stuck.values()):
+    if len(blocked) == size and all(kind == "receive" for kind, _, _ in blocked.values()):
         return f"deadlock: every rank receives before it sends: {message}", "receives-first"
-    for rank, (kind, other, _) in stuck.items():
-        peers = stuck[other][2] if other in stuck else ()
+    for rank, (kind, peer, _) in blocked.items():
+        peers = blocked[peer][2] if peer in blocked else ()
         if kind == "send" and peers and rank not in peers:
-            message = f"rank {rank} of {size} sends to rank {other}, which receives from rank {peers[0]}"
+            message = f"rank {rank} of {size} sends to rank {peer}, which receives from rank {peers[0]}"
             return message, "wrong-neighbour"
     return message, ""

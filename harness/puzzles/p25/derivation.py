@@ -1,7 +1,7 @@
 """Derivation of puzzle 25 in NumPy, on the whole sequence, and its known mistakes.
 
 Shapes: query, output and grad_output [B, N, S, d]; key and value [B, G, S, d]; scores [B, N, S, S]. For each
-rank's block of keys: block_lse and share [blocks, B, N, S], block_output [blocks, B, N, S, d]. `owner` and
+rank's block of keys: block_lse and block_weight [blocks, B, N, S], block_output [blocks, B, N, S, d]. `owner` and
 `index` [S] are a position's rank and its index on that rank; `block` [S] is a key's block, which is a rank's
 keys or one of its ranges.
 """
@@ -30,18 +30,18 @@ def mislabel_blocks(v: Derivation, label: np.ndarray) -> np.ndarray:
     return (key <= np.arange(len(v.owner))[:, None]) | (v.causal == 0)
 
 
-def move_gradient(array: np.ndarray, v: Derivation, by: int) -> np.ndarray:
-    """Return a gradient [B, G, S, d] in which each rank has the part of rank + `by`, or NaN if it has none."""
+def shift_gradient(array: np.ndarray, v: Derivation, num_ranks: int) -> np.ndarray:
+    """Return a gradient [B, G, S, d] in which each rank has the part of rank + `num_ranks`, or NaN if there is none."""
     source = np.full((int(v.ranks), len(v.owner)), -1)
     source[v.owner, v.index] = np.arange(len(v.owner))
-    source_positions = source[(v.owner + by) % int(v.ranks), v.index]
+    source_positions = source[(v.owner + num_ranks) % int(v.ranks), v.index]
     return np.where((source_positions >= 0)[:, None], array[:, :, source_positions], np.nan)
 
 
 STEPS = {
-    "home": lambda v: locate_positions(int(v.ranks), v.query.shape[2], bool(v.balanced)),
-    "owner": lambda v: v.home[0],
-    "index": lambda v: v.home[1],
+    "owner_and_index": lambda v: locate_positions(int(v.ranks), v.query.shape[2], bool(v.balanced)),
+    "owner": lambda v: v.owner_and_index[0],
+    "index": lambda v: v.owner_and_index[1],
     "block": lambda v: v.owner,
     "scale": lambda v: 1 / np.sqrt(v.query.dtype.type(v.query.shape[-1])),
     "scores": lambda v: v.scale * (v.query @ repeat_heads(v.key, v.query).swapaxes(-1, -2)),
@@ -55,8 +55,8 @@ STEPS = {
         ]
     ),
     "lse": lambda v: log_sum_exp(v.masked),
-    "share": lambda v: np.exp(v.block_lse - finite_max(v.lse)),
-    "output": lambda v: (v.share[..., None] * v.block_output).sum(0),
+    "block_weight": lambda v: np.exp(v.block_lse - finite_max(v.lse)),
+    "output": lambda v: (v.block_weight[..., None] * v.block_output).sum(0),
     "probabilities": lambda v: np.exp(v.masked - finite_max(v.lse)[..., None]),
     "grad_probabilities": lambda v: v.grad_output @ repeat_heads(v.value, v.query).swapaxes(-1, -2),
     "delta": lambda v: (v.grad_output * v.output).sum(-1, keepdims=True),
@@ -73,17 +73,17 @@ def count_ring_steps(v: Derivation) -> np.ndarray:
     return (v.owner[:, None] - v.owner[None, :]) % int(v.ranks)
 
 
-def hide_pairs(steps: Step) -> Step:
-    """Return a `visible` step that hides the pairs for which `steps` is True."""
-    return lambda v: (np.tri(len(v.owner), dtype=bool) | (v.causal == 0)) & ~steps(v)
+def make_visible_step(is_hidden: Step) -> Step:
+    """Return a `visible` step that hides the pairs for which `is_hidden` is True."""
+    return lambda v: (np.tri(len(v.owner), dtype=bool) | (v.causal == 0)) & ~is_hidden(v)
 
 
-def use_last_block(v: Derivation) -> np.ndarray:
+def compute_last_block_weight(v: Derivation) -> np.ndarray:
     last = (np.arange(int(v.ranks))[:, None] - v.owner[None, :] - 1) % int(v.ranks) == 0
     return np.where(last[:, None, None], 1.0, 0.0) * np.ones_like(v.block_lse)
 
 
-RINGS = (
+RING_MISTAKES = (
     Mistake("scale-forgotten", "without the scale 1 / sqrt(d)",
             {"grad_query": lambda v: v.grad_scores @ repeat_heads(v.key, v.query),
              "grad_key": lambda v: sum_heads(v.grad_scores.swapaxes(-1, -2) @ v.query, v.key)}),
@@ -91,12 +91,12 @@ RINGS = (
             {"scores": lambda v: v.query @ repeat_heads(v.key, v.query).swapaxes(-1, -2)}),
     Mistake("not-renormalised",
             "with the blocks' outputs added without weights: weigh each by exp(its lse - the lse of all keys)",
-            {"share": lambda v: np.where(np.isneginf(v.block_lse), 0.0, 1.0)}),
+            {"block_weight": lambda v: np.where(np.isneginf(v.block_lse), 0.0, 1.0)}),
     Mistake("step-too-few",
             "without the block that arrives last: a ring of n ranks has n steps, with n - 1 transfers between them",
-            {"visible": hide_pairs(lambda v: count_ring_steps(v) == v.ranks - 1)}),
-    Mistake("own-block-only", "with only the rank's own keys", {"visible": hide_pairs(lambda v: count_ring_steps(v) > 0)}),
-    Mistake("own-block-missing", "without the rank's own keys", {"visible": hide_pairs(lambda v: count_ring_steps(v) == 0)}),
+            {"visible": make_visible_step(lambda v: count_ring_steps(v) == v.ranks - 1)}),
+    Mistake("own-block-only", "with only the rank's own keys", {"visible": make_visible_step(lambda v: count_ring_steps(v) > 0)}),
+    Mistake("own-block-missing", "without the rank's own keys", {"visible": make_visible_step(lambda v: count_ring_steps(v) == 0)}),
     Mistake("local-index",
             "with a causal mask that compares indices within a block: compare positions in the whole sequence",
             {"visible": lambda v: (v.index[None, :] <= v.index[:, None]) | (v.causal == 0)}),
@@ -118,16 +118,16 @@ RINGS = (
             {"delta": lambda v: np.einsum("bnsu,tu->bnst", v.probabilities * v.grad_probabilities, (v.block[:, None] == v.block) * 1.0)}),
     Mistake("not-returned",
             "with the gradients of another rank's block: they must be sent one step further, to their owner",
-            {name: lambda v, name=name: move_gradient(STEPS[name](v), v, 1) for name in ("grad_key", "grad_value")}),
+            {name: lambda v, name=name: shift_gradient(STEPS[name](v), v, 1) for name in ("grad_key", "grad_value")}),
     Mistake("one-step-too-far", "with the gradients of another rank's block: they were sent one step too far",
-            {name: lambda v, name=name: move_gradient(STEPS[name](v), v, -1) for name in ("grad_key", "grad_value")}),
+            {name: lambda v, name=name: shift_gradient(STEPS[name](v), v, -1) for name in ("grad_key", "grad_value")}),
     Mistake("own-share-only", "with only the terms of the rank's own queries",
-            {"grad_key": lambda v: sum_heads(v.scale * (keep_own_rank(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
-             "grad_value": lambda v: sum_heads(keep_own_rank(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
+            {"grad_key": lambda v: sum_heads(v.scale * (zero_other_ranks(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
+             "grad_value": lambda v: sum_heads(zero_other_ranks(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
     Mistake("last-share-only",
             "with only the terms of the last rank on the way: each rank must add to the received sum",
-            {"grad_key": lambda v: sum_heads(v.scale * (keep_last_rank(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
-             "grad_value": lambda v: sum_heads(keep_last_rank(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
+            {"grad_key": lambda v: sum_heads(v.scale * (zero_except_last_rank(v.grad_scores, v).swapaxes(-1, -2) @ v.query), v.key),
+             "grad_value": lambda v: sum_heads(zero_except_last_rank(v.probabilities, v).swapaxes(-1, -2) @ v.grad_output, v.key)}),
     Mistake("travels-in-bfloat16",
             "as a sum rounded to bfloat16 at every rank: send it in float32",
             {"grad_key": lambda v: sum_in_bfloat16(v, v.scale * v.grad_scores, v.query),
@@ -135,12 +135,12 @@ RINGS = (
 )  # fmt: skip
 
 
-def keep_own_rank(array: np.ndarray, v: Derivation) -> np.ndarray:
+def zero_other_ranks(array: np.ndarray, v: Derivation) -> np.ndarray:
     """Return scores [..., S, S], set to 0 where query and key are on different ranks."""
     return np.where(v.owner[:, None] == v.owner, array, 0.0)
 
 
-def keep_last_rank(array: np.ndarray, v: Derivation) -> np.ndarray:
+def zero_except_last_rank(array: np.ndarray, v: Derivation) -> np.ndarray:
     """Return scores [..., S, S], set to 0 except for queries of the rank that a key's block reaches last."""
     return np.where(count_ring_steps(v) == v.ranks - 1, array, 0.0)
 
@@ -154,7 +154,7 @@ def sum_in_bfloat16(v: Derivation, weights: np.ndarray, rows: np.ndarray) -> np.
     return total
 
 
-def get_range_numbers(v: Derivation) -> np.ndarray:
+def get_range_ids(v: Derivation) -> np.ndarray:
     size, length = int(v.ranks), len(v.owner)
     edges = [stop for _, stop in split_range(length, 2 * size if v.balanced else size)]
     return np.searchsorted(edges, np.arange(length), side="right")
@@ -162,25 +162,25 @@ def get_range_numbers(v: Derivation) -> np.ndarray:
 
 def mask_within_ranges(v: Derivation) -> np.ndarray:
     """Return the visible keys if the mask compares indices within ranges, and hides later ranges."""
-    range_ids = get_range_numbers(v)
+    range_ids = get_range_ids(v)
     index = np.arange(len(range_ids)) - np.searchsorted(range_ids, range_ids)
     return ((index <= index[:, None]) & (range_ids <= range_ids[:, None])) | (v.causal == 0)
 
 
 def is_same_range(v: Derivation) -> np.ndarray:
-    range_ids = get_range_numbers(v)
+    range_ids = get_range_ids(v)
     return range_ids[:, None] == range_ids
 
 
-def transpose_mask(v: Derivation, number: np.ndarray, index: np.ndarray) -> np.ndarray:
+def transpose_mask(v: Derivation, block: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Return the visible keys if the mask of two blocks of equal length is transposed.
 
-    `number` and `index` [S] are a position's block and its index there.
+    `block` and `index` [S] are a position's block and its index in that block.
     """
-    positions = np.full((int(number.max()) + 1, int(index.max()) + 1), 2**31)
-    positions[number, index] = np.arange(len(number))
-    query = positions[number[:, None], index]
-    key = positions[number, index[:, None]]
+    positions = np.full((int(block.max()) + 1, int(index.max()) + 1), 2**31)
+    positions[block, index] = np.arange(len(block))
+    query = positions[block[:, None], index]
+    key = positions[block, index[:, None]]
     return (key <= query) | (v.causal == 0)
 
 
@@ -188,15 +188,15 @@ def add_range_variants(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
     """Yield each mistake, and its variant in code that processes a rank's ranges separately."""
     for mistake in mistakes:
         yield mistake
-        if {"share", "probabilities", "delta"} & mistake.changes.keys():
-            yield replace(mistake, changes={**mistake.changes, "block": get_range_numbers})
+        if {"block_weight", "probabilities", "delta"} & mistake.changes.keys():
+            yield replace(mistake, changes={**mistake.changes, "block": get_range_ids})
 
 
 def skip_hidden_ranges(mistake: Mistake) -> Mistake:
     """Return the mistake's variant in code that skips fully masked key ranges instead of masking them."""
 
     def grad_scores(v: Derivation) -> np.ndarray:
-        range_ids = get_range_numbers(v)
+        range_ids = get_range_ids(v)
         computed = (range_ids <= range_ids[:, None]) | (v.causal == 0)
         return np.where(computed, mistake.changes["grad_scores"](v), 0.0)
 
@@ -213,10 +213,10 @@ SOFTMAX_BACKWARD = tuple(
 
 
 MISTAKES = (
-    *add_range_variants(RINGS),
+    *add_range_variants(RING_MISTAKES),
     *SOFTMAX_BACKWARD,
     *map(skip_hidden_ranges, SOFTMAX_BACKWARD),
-    Mistake("last-block-only", "with only the block that arrived last", {"share": use_last_block}),
+    Mistake("last-block-only", "with only the block that arrived last", {"block_weight": compute_last_block_weight}),
     Mistake("local-index",
             "with a causal mask that compares indices within a range: compare positions in the whole sequence",
             {"visible": mask_within_ranges}),

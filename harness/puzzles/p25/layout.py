@@ -15,8 +15,8 @@ def get_ranges(rank: int, size: int, length: int, balanced: bool) -> list[tuple[
     """Return a rank's ranges: one or, if balanced, one from the front and its mirror image (zig-zag)."""
     if not balanced:
         return [split_range(length, size)[rank]]
-    pieces = split_range(length, 2 * size)
-    return [pieces[rank], pieces[-1 - rank]]
+    ranges = split_range(length, 2 * size)
+    return [ranges[rank], ranges[-1 - rank]]
 
 
 def get_positions(rank: int, size: int, length: int, balanced: bool) -> np.ndarray:
@@ -57,7 +57,11 @@ def count_tiles(
     """
 
     def split_into_tiles(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        return [(at, min(at + tile, stop)) for start, stop in ranges for at in range(start, stop, tile)]
+        return [
+            (tile_start, min(tile_start + tile, stop))
+            for start, stop in ranges
+            for tile_start in range(start, stop, tile)
+        ]
 
     rows = split_into_tiles(get_ranges(rank, size, length, balanced))
     counts = []

@@ -23,8 +23,8 @@ from harness.errors import EnvironmentProblem, Unsolved, UsageError, WorkbookErr
 from harness.learner.exercise import Exercise
 from harness.nn.ring import agree_on_length
 from harness.puzzles.p25 import layout
-from harness.puzzles.p25.checker import CAUSED_BY_OUTPUT, TENSORS, ring_arguments
-from harness.puzzles.p25.ranks import Answer, measure_saved_bytes
+from harness.puzzles.p25.checker import CAUSED_BY_OUTPUT, INPUT_NAMES, get_ring_arguments
+from harness.puzzles.p25.ranks import RankResult, measure_saved_bytes
 from harness.puzzles.p25.spec import PUZZLE, RESULTS
 from harness.spec.puzzle import Arrays, Case
 from harness.toolchain import roots
@@ -39,7 +39,7 @@ FAULTS = ("dies", "late", "shape", "dtype")
 TILE = 16
 
 
-class Broken(Exception):
+class RankLost(Exception):
     """A rank is lost or tensors do not match, which is not a mistake in the code."""
 
 
@@ -47,18 +47,18 @@ class Broken(Exception):
 
 
 def run_rank(
-    path: Path, arrays: Arrays, arguments: tuple, seconds: float, fault: tuple[int, str] | None
-) -> Answer:
+    path: Path, arrays: Arrays, arguments: tuple, timeout_s: float, fault: tuple[int, str] | None
+) -> RankResult:
     """Run a rank's query, key, value and grad_output through the ring; `fault` is (transfer, kind)."""
     module = load_module(path)
-    inject_fault(module, fault, seconds)
-    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=seconds))
+    inject_fault(module, fault, timeout_s)
+    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=timeout_s))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if fault and fault[1] == "shape":
         tensors = {name: tensor[:, :, :-1].contiguous() for name, tensor in tensors.items()}
     if fault and fault[1] == "dtype":
         tensors = {name: tensor.double() for name, tensor in tensors.items()}
-    leaves = [tensors[name].requires_grad_() for name in TENSORS[:3]]
+    leaves = [tensors[name].requires_grad_() for name in INPUT_NAMES[:3]]
     try:
         query, key, value = leaves
         agree_on_length(query, key, value, arguments[-1], group, count_positions)
@@ -73,17 +73,17 @@ def run_rank(
         elif not re.match(r"rank \d+", message):
             raise
         dist.destroy_process_group(group)  # so that ranks waiting for this rank fail before their timeout
-        raise Broken(message) from error
+        raise RankLost(message) from error
     pairs = zip(RESULTS, (output, *gradients), strict=True)
-    return Answer({name: tensor.detach().numpy() for name, tensor in pairs}, saved_bytes=saved_bytes)
+    return RankResult({name: tensor.detach().numpy() for name, tensor in pairs}, saved_bytes=saved_bytes)
 
 
-def describe_lost_rank(words: str) -> str:
+def describe_lost_rank(error_text: str) -> str:
     """Rewrite gloo's error message with this rank, its step if known, and its neighbours."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    step = re.match(r"rank \d+(, step \d+)", words)
+    step = re.match(r"rank \d+(, step \d+)", error_text)
     neighbours = " or ".join(map(str, sorted({(rank - 1) % size, (rank + 1) % size})))
-    state = "late" if "imed out" in words else "gone, or gave up on another"
+    state = "late" if "imed out" in error_text else "gone, or gave up on another"
     return f"rank {rank} of {size}{step[1] if step else ''}: rank {neighbours} is {state}"
 
 
@@ -91,7 +91,7 @@ def count_positions(rank: int, size: int, length: int, balanced: bool) -> int:
     return len(layout.get_positions(rank, size, length, balanced))
 
 
-def inject_fault(module: dict[str, Any], fault: tuple[int, str] | None, seconds: float) -> None:
+def inject_fault(module: dict[str, Any], fault: tuple[int, str] | None, timeout_s: float) -> None:
     """Make this rank exit or sleep at the transfer selected by `fault`."""
     exchange, count = module["exchange"], 0
 
@@ -101,20 +101,20 @@ def inject_fault(module: dict[str, Any], fault: tuple[int, str] | None, seconds:
         if fault == (transfer, "dies"):
             os._exit(7)
         if fault == (transfer, "late"):
-            time.sleep(3 * seconds + 10)
+            time.sleep(3 * timeout_s + 10)
         return exchange(*arguments)
 
     module["exchange"] = exchange_or_fail
 
 
 def describe_error(error: Exception, path: Path) -> str:
-    return str(error) if isinstance(error, Broken) else describe_exception(error, path, max_length=300)
+    return str(error) if isinstance(error, RankLost) else describe_exception(error, path, max_length=300)
 
 
 # ---- In the process that starts them ------------------------------------------------------------------------
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     parser = Parser(
         prog="p25 --backward",
         description="Start the ring in several processes and compare output and gradients with one device.",
@@ -138,29 +138,31 @@ def parser() -> Parser:
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Run the ring and print a report. Raises UsageError, Unsolved, or EnvironmentProblem for a lost rank."""
-    flags = parser().parse_args(arguments)
-    work = Exercise(PUZZLE, PUZZLE.find_rung("torch"), roots.get_solutions() if flags.solution else None)
+    flags = make_parser().parse_args(arguments)
+    exercise = Exercise(PUZZLE, PUZZLE.find_rung("torch"), roots.get_solutions() if flags.solution else None)
     fault = check_flags(flags)
-    empty = [id for id, blank in work.read_blanks().items() if blank.size == 0]
-    if empty:
-        raise Unsolved(f"{format_path(work.path)}: unsolved blanks: {', '.join(empty)}")
+    unsolved = [id for id, blank in exercise.read_blanks().items() if blank.size == 0]
+    if unsolved:
+        raise Unsolved(f"{format_path(exercise.path)}: unsolved blanks: {', '.join(unsolved)}")
     values = " ".join(("full" if flags.full else "causal", *([] if flags.plain else ["balanced"])))
     case = Case("ring", "", tuple(flags.dims), values, flags.ranks)
     reference = Reference(PUZZLE, "float32", flags.seed)
-    print_lines(console, format_heading(case, work.path, flags))
-    answers = run_ring(console, work.path, case, reference, flags, fault)
+    print_lines(console, format_heading(case, exercise.path, flags))
+    results = run_ring(console, exercise.path, case, reference, flags, fault)
     balanced = not flags.plain
     wrong: list[str] = []
     for name in RESULTS:
-        got = layout.join_parts([answer.values[name] for answer in answers], balanced)
+        got = layout.join_parts([result.values[name] for result in results], balanced)
         result = reference.compare_quantity(case, CPU, name, got)
         if not result.ok:
             wrong.append(name)
         mark = "✅" if result.ok else "❌"
-        follows = not result.ok and wrong[0] == "output" != name
-        status = CAUSED_BY_OUTPUT if follows else f"error {result.error:.1e}, the limit {result.limit:.1e}"
+        is_consequence = not result.ok and wrong[0] == "output" != name
+        status = (
+            CAUSED_BY_OUTPUT if is_consequence else f"error {result.error:.1e}, the limit {result.limit:.1e}"
+        )
         print_lines(console, [f"   {mark} {name:<10} {status}"])
-    print_lines(console, format_ledger(case, answers))
+    print_lines(console, format_ledger(case, results))
     status = "✅ output and all gradients agree with one device" if not wrong else "❌ WRONG"
     print_lines(console, [f"Overall Result: {status}"])
     return int(bool(wrong))
@@ -177,9 +179,9 @@ def check_flags(flags) -> tuple[int, int, str] | None:
         )
     if flags.seconds <= 0:
         raise UsageError(f"--seconds {flags.seconds:g}: must be above 0")
-    requested, free = flags.ranks * BYTES_PER_PROCESS, get_free_memory()
-    if requested > free:
-        message = f"that many processes take {requested / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+    required_bytes, free_bytes = flags.ranks * BYTES_PER_PROCESS, get_free_memory()
+    if required_bytes > free_bytes:
+        message = f"that many processes take {required_bytes / 2**30:.1f} GiB, and {free_bytes / 2**30:.1f} are free"
         raise EnvironmentProblem(f"--ranks {flags.ranks}: {message}")
     if flags.fault is None:
         return None
@@ -203,12 +205,12 @@ def get_free_memory() -> int:
 def format_heading(case: Case, path: Path, flags) -> list[str]:
     B, N, G, S, d = case.dims
     ranks, cores = case.world_size, os.cpu_count() or 1
-    masked = "causal" if "causal" in case.values else "every key visible"
-    order = "zig-zag" if "balanced" in case.values else "one range a rank"
+    mask_label = "causal" if "causal" in case.values else "every key visible"
+    layout_label = "zig-zag" if "balanced" in case.values else "one range a rank"
     note = [f"note: {ranks} processes share {cores} cores: no time here says anything about a ring"]
     return [
-        f"Testing {format_path(path)}: query {[B, N, S, d]}, key and value {[B, G, S, d]}, float32, {masked}, seed {flags.seed}",
-        f"{ranks} process{'es' * (ranks > 1)} on gloo, {order}: the largest part has "
+        f"Testing {format_path(path)}: query {[B, N, S, d]}, key and value {[B, G, S, d]}, float32, {mask_label}, seed {flags.seed}",
+        f"{ranks} process{'es' * (ranks > 1)} on gloo, {layout_label}: the largest part has "
         f"{max(count_positions(rank, ranks, S, 'balanced' in case.values) for rank in range(ranks))} of {S} positions",
         *(note if ranks > cores else []),
     ]
@@ -216,17 +218,17 @@ def format_heading(case: Case, path: Path, flags) -> list[str]:
 
 def run_ring(
     console: Console, path: Path, case: Case, reference: Reference, flags, fault: tuple[int, int, str] | None
-) -> list[Answer]:
+) -> list[RankResult]:
     """Return every rank's results.
 
     On failure, prints a line per rank and raises WorkbookError if the code fails, else EnvironmentProblem.
     """
     arrays = reference.get_arrays(case)
-    arguments = ring_arguments(case, arrays)
-    parts = {name: layout.split_array(arrays[name], case.world_size, arguments[-1]) for name in TENSORS}
+    arguments = get_ring_arguments(case, arrays)
+    parts = {name: layout.split_array(arrays[name], case.world_size, arguments[-1]) for name in INPUT_NAMES}
     jobs = []
     for rank in range(case.world_size):
-        rank_arrays = {name: np.ascontiguousarray(parts[name][rank], np.float32) for name in TENSORS}
+        rank_arrays = {name: np.ascontiguousarray(parts[name][rank], np.float32) for name in INPUT_NAMES}
         rank_fault = fault[1:] if fault and fault[0] == rank else None
         jobs.append((path, rank_arrays, arguments, flags.seconds, rank_fault))
     describe: Callable[[Exception], str] = functools.partial(describe_error, path=path)
@@ -238,22 +240,28 @@ def run_ring(
         lines = [re.sub(r"^(rank \d+ of \d+): (?=\1,)", "", line) for line in str(error).split("; ")]
         messages = {line.partition(": ")[2] for line in lines}
         same_message = len(messages) == 1 and len(lines) > 1
-        shown = [f"every rank: {messages.pop()}"] if same_message else lines
-        print_lines(console, [f"   {line}" for line in shown])
+        shown_lines = [f"every rank: {messages.pop()}"] if same_message else lines
+        print_lines(console, [f"   {line}" for line in shown_lines])
         count = f"{len(lines)} of {case.world_size} ranks"
         if any(f"{path}:" in line and "hangs at" not in line for line in lines):
             raise WorkbookError(f"{format_path(path)} fails in {count}") from error
         raise EnvironmentProblem(f"the ring is broken: {count} ended without a result") from error
 
 
-def format_ledger(case: Case, done: list[Answer]) -> list[str]:
+def format_ledger(case: Case, results: list[RankResult]) -> list[str]:
     """Return lines that describe the ranks' saved bytes and computed tiles."""
     S = case.dims[3]
     balanced, causal = "balanced" in case.values, "causal" in case.values
-    most, least = max(a.saved_bytes for a in done), min(a.saved_bytes for a in done)
-    saved_bytes = f"{most:,} bytes on each rank" if most == least else f"{least:,} to {most:,} bytes a rank"
-    tiles = [sum(layout.count_tiles(rank, len(done), S, balanced, TILE, causal)) for rank in range(len(done))]
+    maximum, minimum = max(a.saved_bytes for a in results), min(a.saved_bytes for a in results)
+    saved_bytes = (
+        f"{maximum:,} bytes on each rank"
+        if maximum == minimum
+        else f"{minimum:,} to {maximum:,} bytes a rank"
+    )
+    tiles = [
+        sum(layout.count_tiles(rank, len(results), S, balanced, TILE, causal)) for rank in range(len(results))
+    ]
     return [
-        f"kept for the backward pass (measured): {saved_bytes}, {sum(a.saved_bytes for a in done):,} on all",
+        f"kept for the backward pass (measured): {saved_bytes}, {sum(a.saved_bytes for a in results):,} on all",
         f"tiles of {TILE} x {TILE} scores by rank: {', '.join(f'{count:,}' for count in tiles)}",
     ]

@@ -126,8 +126,8 @@ def compute_with_autograd(tensors: dict) -> dict:
         output = F.scaled_dot_product_attention(query, keys, values, is_causal=causal)
     else:
         scores = query @ keys.mT / query.shape[-1] ** 0.5
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
-        output = torch.softmax(scores.masked_fill(later & causal, -torch.inf), -1) @ values
+        later_keys = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        output = torch.softmax(scores.masked_fill(later_keys & causal, -torch.inf), -1) @ values
     grads = torch.autograd.grad(output, (query, key, value), tensors["grad_output"])
     results = {"output": output, **dict(zip(GRADIENTS, grads, strict=True))}
     return {name: tensor.detach() for name, tensor in results.items()}
@@ -141,24 +141,24 @@ def merge_blocks(tensors: dict) -> dict:
     query, key, value = (tensors[name].float() for name in names)
     keys, values = (t.repeat_interleave(query.shape[1] // key.shape[1], 1) for t in (key, value))
     scores, size, S = query @ keys.mT / query.shape[-1] ** 0.5, int(tensors["ranks"]), query.shape[2]
-    later = torch.ones(S, S, dtype=torch.bool, device=query.device).triu(1) & bool(tensors["causal"])
+    later_keys = torch.ones(S, S, dtype=torch.bool, device=query.device).triu(1) & bool(tensors["causal"])
     owner = torch.from_numpy(locate_positions(size, S, bool(tensors["balanced"]))[0]).to(query.device)
     output, lse = torch.zeros_like(query), query.new_full((*query.shape[:-1], 1), -torch.inf)
     for step in range(size):
-        hidden = later | ((owner[:, None] - step) % size != owner)
+        hidden = later_keys | ((owner[:, None] - step) % size != owner)
         block = scores.masked_fill(hidden, -torch.inf)
         block_lse = torch.logsumexp(block, -1, keepdim=True)
         new_lse = torch.logaddexp(lse, block_lse)
-        largest, block_largest = (t.masked_fill(t == -torch.inf, 0) for t in (new_lse, block_lse))
-        output = torch.exp(lse - largest) * output
-        output += torch.exp(block_lse - largest) * (torch.exp(block - block_largest) @ values)
+        finite_lse, finite_block_lse = (t.masked_fill(t == -torch.inf, 0) for t in (new_lse, block_lse))
+        output = torch.exp(lse - finite_lse) * output
+        output += torch.exp(block_lse - finite_lse) * (torch.exp(block - finite_block_lse) @ values)
         lse = new_lse
     return {"output": output.to(dtype)}
 
 
-LARGE = 44.0
+MAX_SCORE = 44.0
 """The exponential of the difference of two scores up to this magnitude fits into float32."""
-EARLY = Symptom(
+READ_TOO_EARLY = Symptom(
     "read-too-early",
     "is NaN: a block is read before the wait for its transfer, or from a buffer into which nothing was received",
 )
@@ -170,23 +170,23 @@ OVERFLOWS = Symptom("overflows", "is not finite: an exponential overflows, or a 
 
 
 def explain_not_finite(
-    waits: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray
+    receives_blocks: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray
 ) -> Symptom | None:
     """Explain non-finite values if their cause can be identified.
 
-    `waits` is True if the code receives blocks from other ranks, whose buffers are NaN until they arrive.
+    `receives_blocks`: whether blocks come from other ranks; their buffers are NaN until a block arrives.
     """
-    bad = ~np.isfinite(got)
-    if not bad.any():
+    nonfinite = ~np.isfinite(got)
+    if not nonfinite.any():
         return None
     causes = []
-    if waits and arrays["ranks"] > 1 and np.isnan(got[bad]).all():
-        causes.append(EARLY)
-    if get_largest_product(arrays) > LARGE:
+    if receives_blocks and arrays["ranks"] > 1 and np.isnan(got[nonfinite]).all():
+        causes.append(READ_TOO_EARLY)
+    if get_max_abs_score(arrays) > MAX_SCORE:
         causes.append(OVERFLOWS)
     masked = find_fully_masked_rows(arrays)
-    by_rows = quantity in ("output", "grad_query")
-    if masked.any() and not (by_rows and bad[:, :, ~masked].any()):
+    is_per_query = quantity in ("output", "grad_query")
+    if masked.any() and not (is_per_query and nonfinite[:, :, ~masked].any()):
         causes.append(NOTHING_VISIBLE)
     if len(causes) < 2:
         return causes[0] if causes else None
@@ -194,7 +194,7 @@ def explain_not_finite(
     return Symptom("not-finite", f"is not finite: {'; or '.join(descriptions)}")
 
 
-def get_largest_product(arrays: Arrays) -> float:
+def get_max_abs_score(arrays: Arrays) -> float:
     query, key = arrays["query"], arrays["key"]
     keys = key.repeat(query.shape[1] // key.shape[1], 1)
     return float(np.abs(query @ keys.swapaxes(-1, -2)).max())

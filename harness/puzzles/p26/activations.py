@@ -17,13 +17,13 @@ FORWARD = OpSpec("silu_train", writes={"output": VECTOR}, reads={"input": VECTOR
 BACKWARD = OpSpec(
     "silu_train_backward", writes={"grad_input": VECTOR}, reads={"grad_output": VECTOR, "input": VECTOR}
 )
-NAME = "mojo_workbook::silu"
-GRAPHS = OpGraphs("p26", NAME, (FORWARD, BACKWARD))
+OP_NAME = "mojo_workbook::silu"
+GRAPHS = OpGraphs("p26", OP_NAME, (FORWARD, BACKWARD))
 MAX_ELEMENTS = 2**31 - 1
 """Maximum number of elements of a tensor, which the kernels count in an Int32."""
 
 
-@torch.library.custom_op(NAME, mutates_args=())
+@torch.library.custom_op(OP_NAME, mutates_args=())
 def silu(x: Tensor) -> Tensor:
     """Return x sigmoid(x). Raises TypeError for an unsupported dtype, ValueError for too many elements."""
     return launch(FORWARD, torch.ops.aten.silu, make_silu_buffer(x), x)
@@ -67,7 +67,7 @@ def backward(ctx, dy: Tensor) -> Tensor:
 
 
 def raise_no_second_derivative(ctx, grad: Tensor) -> Tensor:
-    raise NotImplementedError(f"{NAME} has no second derivative")
+    raise NotImplementedError(f"{OP_NAME} has no second derivative")
 
 
 silu.register_autograd(backward, setup_context=save_inputs)

@@ -16,19 +16,19 @@ from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26.nodes import CALLS, call_name, mutates
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
-Pass = Callable[[GraphModule], Any]
+GraphPass = Callable[[GraphModule], Any]
 Module = dict[str, Any]
 """The namespace of a learner's file."""
 Check = Callable[[Module], None]
-"""Raises Fault if a gate is wrong."""
-SPECIAL = (0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, 3e-39, math.inf, -math.inf, math.nan)
+"""Raises CheckError if a gate is wrong."""
+SPECIAL_VALUES = (0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, 3e-39, math.inf, -math.inf, math.nan)
 
 
-class Fault(Exception):
+class CheckError(Exception):
     """An error in a backend's behaviour: the mistake's id, and what was observed."""
 
-    def __init__(self, kind: str, words: str):
-        super().__init__(words)
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
         self.kind = kind
 
 
@@ -37,30 +37,30 @@ class CompileCase:
     """One function to compile.
 
     Attributes:
-        words: The description in reports.
+        label: The description in reports.
         function: A function of tensors, or a module.
         inputs: The function's arguments.
-        after: The operations expected to remain in the graph, by name in order; None to skip the comparison.
+        expected_ops: The operations expected to remain in the graph, by name in order; None to skip the comparison.
         kind: The mistake that explains any failure here; if empty, the symptom determines it.
         gradients: Whether the floating inputs require gradients.
-        same_bits: Whether outputs must equal eager mode's bit for bit.
-        more: Further inputs of other shapes, which must not cause another compilation.
+        bit_exact: Whether outputs must equal eager mode's bit for bit.
+        more_inputs: Further inputs of other shapes, which must not cause another compilation.
         dynamic: torch.compile's option.
         autocast: Whether it runs under bfloat16 autocast.
-        count: The number of changes that the pass must return; None to skip the comparison.
+        num_changes: The number of changes that the pass must return; None to skip the comparison.
     """
 
-    words: str
+    label: str
     function: Callable[..., Any]
     inputs: Sequence[Tensor]
-    after: tuple[str, ...] | None = None
+    expected_ops: tuple[str, ...] | None = None
     kind: str = ""
     gradients: bool = True
-    same_bits: bool = False
-    more: tuple[Sequence[Tensor], ...] = ()
+    bit_exact: bool = False
+    more_inputs: tuple[Sequence[Tensor], ...] = ()
     dynamic: bool | None = None
     autocast: bool = False
-    count: int | None = None
+    num_changes: int | None = None
 
 
 @dataclass
@@ -68,31 +68,33 @@ class Probe:
     """Wraps a backend: counts its graphs, checks its contract, and records the remaining operations."""
 
     backend: Backend
-    graphs: int = 0
-    left: list[str] = field(default_factory=list)
-    dead: list[str] = field(default_factory=list)
+    num_graphs: int = 0
+    remaining_ops: list[str] = field(default_factory=list)
+    unused_ops: list[str] = field(default_factory=list)
 
     def __call__(self, gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        self.graphs += 1
+        self.num_graphs += 1
         results = gm.graph.output_node().args[0]
         assert isinstance(results, tuple | list)  # Dynamo's graphs return tuples
-        requested = len(results)
+        num_outputs = len(results)
         compiled = self.backend(gm, example_inputs)
         if not callable(compiled):
-            raise Fault("not-callable", f"the backend returns {type(compiled).__name__}, expected a function")
+            raise CheckError(
+                "not-callable", f"the backend returns {type(compiled).__name__}, expected a function"
+            )
         modules = list(graph_modules(gm))
-        self.left = [call_name(n) for m in modules for n in m.graph.nodes if n.op in CALLS]
+        self.remaining_ops = [call_name(n) for m in modules for n in m.graph.nodes if n.op in CALLS]
         unused = [n for m in modules for n in m.graph.nodes if n.op in CALLS and not n.users]
-        self.dead = [call_name(n) for n in unused if not mutates(n) and not n.is_impure()]
+        self.unused_ops = [call_name(n) for n in unused if not mutates(n) and not n.is_impure()]
 
         def run_checked(*args):
             outputs = compiled(*args)
             if not isinstance(outputs, tuple | list):
                 kind = type(outputs).__name__
-                raise Fault("not-a-tuple", f"the compiled function returns a {kind}, expected a tuple")
-            if len(outputs) != requested:
-                message = f"the compiled function returns {len(outputs)} outputs, the graph has {requested}"
-                raise Fault("output-missing", message)
+                raise CheckError("not-a-tuple", f"the compiled function returns a {kind}, expected a tuple")
+            if len(outputs) != num_outputs:
+                message = f"the compiled function returns {len(outputs)} outputs, the graph has {num_outputs}"
+                raise CheckError("output-missing", message)
             return outputs
 
         return run_checked
@@ -106,7 +108,7 @@ class Outcome:
     outputs: list[Tensor]
     gradients: list[Tensor | None]
     inputs: list[Tensor]
-    shares: list[int | None]
+    shared_inputs: list[int | None]
 
 
 def call_with_gradients(
@@ -121,44 +123,46 @@ def call_with_gradients(
     outputs = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, Tensor)]
     memory = [t.untyped_storage().data_ptr() for t in leaves]
     starts = [t.untyped_storage().data_ptr() for t in outputs]
-    shares = [memory.index(start) if start in memory else None for start in starts]
+    shared_inputs = [memory.index(start) if start in memory else None for start in starts]
     gradients: list[Tensor | None] = []
     if case.gradients:
-        requested = [t for t in (*leaves, *parameters) if t.requires_grad]
-        parts = [(t * weights(t)).sum().double() for t in outputs if t.requires_grad]
-        gradients = [None] * len(requested)
-        if parts:
-            gradients = list(torch.autograd.grad(torch.stack(parts).sum(), requested, allow_unused=True))
-    return Outcome([t.detach() for t in outputs], gradients, leaves, shares)
+        grad_inputs = [t for t in (*leaves, *parameters) if t.requires_grad]
+        terms = [(t * make_weights(t)).sum().double() for t in outputs if t.requires_grad]
+        gradients = [None] * len(grad_inputs)
+        if terms:
+            gradients = list(torch.autograd.grad(torch.stack(terms).sum(), grad_inputs, allow_unused=True))
+    return Outcome([t.detach() for t in outputs], gradients, leaves, shared_inputs)
 
 
-def weights(tensor: Tensor) -> Tensor:
+def make_weights(tensor: Tensor) -> Tensor:
     """Return fixed weights in a tensor's shape and dtype."""
     count = torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
     return (0.3 + torch.sin(count)).to(tensor.dtype)
 
 
 def check_case(case: CompileCase, backend: Backend) -> Probe:
-    """Compile a case with a backend and compare it with eager mode. Raises Fault if they differ."""
+    """Compile a case with a backend and compare it with eager mode. Raises CheckError if they differ."""
     probe = Probe(backend)
     torch._dynamo.reset()
     compiled = torch.compile(case.function, backend=probe, fullgraph=True, dynamic=case.dynamic)
     try:
-        for count, inputs in enumerate((case.inputs, *case.more)):
-            before = probe.graphs
+        for count, inputs in enumerate((case.inputs, *case.more_inputs)):
+            num_graphs = probe.num_graphs
             compare(case, compiled, inputs)
-            if count and probe.graphs > before:
+            if count and probe.num_graphs > num_graphs:
                 message = "another shape causes another compilation: a size became a constant"
-                raise Fault("shape-baked", message)
-        if case.after is not None:
-            compare_graph(case.after, probe)
+                raise CheckError("shape-baked", message)
+        if case.expected_ops is not None:
+            compare_graph(case.expected_ops, probe)
     except Exception as error:
-        inner = find_original_exception(error)
-        if isinstance(inner, Fault):
-            raise Fault(case.kind or inner.kind, f"{case.words}: {inner}") from error
+        original = find_original_exception(error)
+        if isinstance(original, CheckError):
+            raise CheckError(case.kind or original.kind, f"{case.label}: {original}") from error
         if case.kind:
-            message = " ".join(str(inner).split())
-            raise Fault(case.kind, f"{case.words}: {type(inner).__name__}: {message}"[:300]) from error
+            message = " ".join(str(original).split())
+            raise CheckError(
+                case.kind, f"{case.label}: {type(original).__name__}: {message}"[:300]
+            ) from error
         raise
     return probe
 
@@ -168,63 +172,63 @@ def find_original_exception(error: BaseException) -> BaseException:
     current: BaseException | None = error
     while current is not None:
         inner = getattr(current, "inner_exception", current)
-        if isinstance(inner, Fault):
+        if isinstance(inner, CheckError):
             return inner
         current = current.__cause__ or current.__context__
     return getattr(error, "inner_exception", error)
 
 
 def compare(case: CompileCase, compiled: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Compare the compiled function with eager mode on one set of inputs. Raises Fault if they differ."""
+    """Compare the compiled function with eager mode on one set of inputs. Raises CheckError if they differ."""
     is_module = isinstance(case.function, nn.Module)
     parameters = list(case.function.parameters()) if is_module else []
     eager = call_with_gradients(case.function, inputs, parameters, case)
     got = call_with_gradients(compiled, inputs, parameters, case)
-    truth = eager if case.same_bits else run_in_float64(replace(case, autocast=False), inputs)
+    truth = eager if case.bit_exact else run_in_float64(replace(case, autocast=False), inputs)
     compare_outputs(case, got, eager, truth)
-    for index, (ours, theirs) in enumerate(zip(got.inputs, eager.inputs, strict=True)):
-        if not torch.equal(ours.nan_to_num(), theirs.nan_to_num()):
-            raise Fault("input-written", f"the call changes input {index}")
-    for index, (ours, theirs) in enumerate(zip(got.shares, eager.shares, strict=True)):
-        if ours != theirs:
-            message = f"output {index} shares the memory of input {ours}, but not in eager mode"
-            raise Fault("aliased", "an output is a copy" if ours is None else message)
+    for index, (actual, expected) in enumerate(zip(got.inputs, eager.inputs, strict=True)):
+        if not torch.equal(actual.nan_to_num(), expected.nan_to_num()):
+            raise CheckError("input-written", f"the call changes input {index}")
+    for index, (actual, expected) in enumerate(zip(got.shared_inputs, eager.shared_inputs, strict=True)):
+        if actual != expected:
+            message = f"output {index} shares the memory of input {actual}, but not in eager mode"
+            raise CheckError("aliased", "an output is a copy" if actual is None else message)
     gradients = zip(got.gradients, eager.gradients, truth.gradients, strict=True)
-    for index, (ours, theirs, exact) in enumerate(gradients):
+    for index, (actual, expected, exact) in enumerate(gradients):
         name = get_tensor_name(index, inputs, case)
-        if (ours is None) != (theirs is None):
-            received = "no gradient" if ours is None else "a gradient, but none in eager mode"
-            raise Fault("no-gradient", f"{name} gets {received}")
-        if ours is None or theirs is None or exact is None:
+        if (actual is None) != (expected is None):
+            received = "no gradient" if actual is None else "a gradient, but none in eager mode"
+            raise CheckError("no-gradient", f"{name} gets {received}")
+        if actual is None or expected is None or exact is None:
             continue
-        if error_text := describe_error(ours, theirs, exact, False, case.autocast):
-            raise Fault("gradient", f"the gradient of {name} {error_text}")
+        if error_text := describe_error(actual, expected, exact, False, case.autocast):
+            raise CheckError("gradient", f"the gradient of {name} {error_text}")
 
 
 def compare_outputs(case: CompileCase, got: Outcome, eager: Outcome, truth: Outcome) -> None:
-    faults = []
+    errors = []
     outputs = zip(got.outputs, eager.outputs, truth.outputs, strict=True)
-    for index, (ours, theirs, exact) in enumerate(outputs):
-        if ours.shape != theirs.shape:
-            message = f"output {index} has shape {list(ours.shape)}, expected {list(theirs.shape)}"
-            faults.append(Fault("shape", message))
-        elif ours.dtype != theirs.dtype:
-            dtypes = f"{get_dtype_name(ours.dtype)}, expected {get_dtype_name(theirs.dtype)}"
-            faults.append(Fault("dtype", f"output {index} is {dtypes}"))
-        elif error_text := describe_error(ours, theirs, exact, case.same_bits, case.autocast):
-            faults.append(Fault("value", f"output {index} {error_text}"))
-    if not faults:
+    for index, (actual, expected, exact) in enumerate(outputs):
+        if actual.shape != expected.shape:
+            message = f"output {index} has shape {list(actual.shape)}, expected {list(expected.shape)}"
+            errors.append(CheckError("shape", message))
+        elif actual.dtype != expected.dtype:
+            dtypes = f"{get_dtype_name(actual.dtype)}, expected {get_dtype_name(expected.dtype)}"
+            errors.append(CheckError("dtype", f"output {index} is {dtypes}"))
+        elif error_text := describe_error(actual, expected, exact, case.bit_exact, case.autocast):
+            errors.append(CheckError("value", f"output {index} {error_text}"))
+    if not errors:
         return
     remaining = list(got.outputs)
-    for theirs in eager.outputs:
-        candidates = [t for t in remaining if t.shape == theirs.shape and t.dtype == theirs.dtype]
-        equal = next((t for t in candidates if torch.allclose(t.double(), theirs.double())), None)
+    for expected in eager.outputs:
+        candidates = [t for t in remaining if t.shape == expected.shape and t.dtype == expected.dtype]
+        equal = next((t for t in candidates if torch.allclose(t.double(), expected.double())), None)
         if equal is None:
-            raise faults[0]
+            raise errors[0]
         remaining = [t for t in remaining if t is not equal]
     if len(eager.outputs) > 1:
-        raise Fault("output-order", "the outputs are correct, but in the wrong order")
-    raise faults[0]
+        raise CheckError("output-order", "the outputs are correct, but in the wrong order")
+    raise errors[0]
 
 
 def run_in_float64(case: CompileCase, inputs: Sequence[Tensor]) -> Outcome:
@@ -236,16 +240,16 @@ def run_in_float64(case: CompileCase, inputs: Sequence[Tensor]) -> Outcome:
     return call_with_gradients(function, float64_inputs, parameters, case)
 
 
-def describe_error(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocast: bool) -> str:
+def describe_error(got: Tensor, eager: Tensor, exact: Tensor, bit_exact: bool, autocast: bool) -> str:
     """Describe a tensor's wrong values, "" if correct. Under autocast, allow errors of bfloat16's magnitude."""
-    if same_bits:
-        same = (got == eager) | (got.isnan() & eager.isnan())
+    if bit_exact:
+        is_equal = (got == eager) | (got.isnan() & eager.isnan())
         if got.is_floating_point():
-            same &= (got.signbit() == eager.signbit()) | got.isnan()
-        if same.all():
+            is_equal &= (got.signbit() == eager.signbit()) | got.isnan()
+        if is_equal.all():
             return ""
-        index = tuple((~same).nonzero()[0].tolist())
-        count = f"{int((~same).sum())} of {same.numel()} elements"
+        index = tuple((~is_equal).nonzero()[0].tolist())
+        count = f"{int((~is_equal).sum())} of {is_equal.numel()} elements"
         return f"has {count} with other bits: {format_number(got[index])} for {format_number(eager[index])}"
     scale = exact.double().abs().max().clamp(min=1e-30)
     error = ((got.double() - exact.double()).abs().max() / scale).item()
@@ -261,15 +265,17 @@ def format_number(number: Tensor) -> str:
     return f"{number.item():.9g}" if number.is_floating_point() else str(number.item())
 
 
-def compare_graph(requested: Sequence[str], probe: Probe) -> None:
-    if list(requested) == probe.left:
+def compare_graph(expected_ops: Sequence[str], probe: Probe) -> None:
+    if list(expected_ops) == probe.remaining_ops:
         return
-    if probe.dead:
-        message = f"{', '.join(probe.dead)} are still in the graph, but nothing uses their results"
-        raise Fault("dead-nodes", message)
-    kind = "not-rewritten" if len(probe.left) >= len(requested) else "rewritten-too-much"
-    expected = ", ".join(requested) or "nothing"
-    raise Fault(kind, f"the graph holds {', '.join(probe.left) or 'nothing'}; expected {expected}")
+    if probe.unused_ops:
+        message = f"{', '.join(probe.unused_ops)} are still in the graph, but nothing uses their results"
+        raise CheckError("dead-nodes", message)
+    kind = "not-rewritten" if len(probe.remaining_ops) >= len(expected_ops) else "rewritten-too-much"
+    expected_text = ", ".join(expected_ops) or "nothing"
+    raise CheckError(
+        kind, f"the graph holds {', '.join(probe.remaining_ops) or 'nothing'}; expected {expected_text}"
+    )
 
 
 def get_tensor_name(index: int, inputs: Sequence[Tensor], case: CompileCase) -> str:
@@ -290,15 +296,15 @@ def compile_and_run(backend: Backend, function: Callable[..., Any], *inputs: Ten
 def capture_graph(function: Callable[..., Any], *inputs: Tensor, **options) -> GraphModule:
     captured: list[GraphModule] = []
 
-    def keep(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    def store_graph(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         captured.append(gm)
         return gm.forward
 
-    compile_and_run(keep, function, *inputs, **options)
+    compile_and_run(store_graph, function, *inputs, **options)
     return captured[0]
 
 
-def run_pass(graph_pass: Pass) -> Backend:
+def make_pass_backend(graph_pass: GraphPass) -> Backend:
     """Return a backend that runs a pass, lints the graph, regenerates its code, and runs it."""
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -307,7 +313,7 @@ def run_pass(graph_pass: Pass) -> Backend:
             gm.graph.lint()
         except RuntimeError as error:
             message = " ".join(str(error).split())[:150]
-            raise Fault("out-of-order", f"lint rejects the graph: {message}") from error
+            raise CheckError("out-of-order", f"lint rejects the graph: {message}") from error
         gm.recompile()
         return gm.forward
 
@@ -331,7 +337,7 @@ def find_stale_code(gm: GraphModule) -> str:
 # ---- Check helpers ------------------------------------------------------------------------------------------
 
 
-def numbers(dtype: torch.dtype = torch.float32, rows: int = 4) -> Tensor:
+def make_numbers(dtype: torch.dtype = torch.float32, rows: int = 4) -> Tensor:
     """Return normally distributed numbers [rows, 6], or integers from -9 to 9 for integer dtypes."""
     generator = torch.Generator().manual_seed(26)
     if dtype.is_floating_point:
@@ -340,27 +346,27 @@ def numbers(dtype: torch.dtype = torch.float32, rows: int = 4) -> Tensor:
 
 
 def make_special_values(dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor(SPECIAL, dtype=dtype)
+    return torch.tensor(SPECIAL_VALUES, dtype=dtype)
 
 
-X = numbers()
+X = make_numbers()
 """The default inputs."""
 
 
-def expect(got: object, expected: object, what: str, kind: str = "value") -> None:
+def check_equal(got: object, expected: object, description: str, kind: str = "value") -> None:
     if got != expected:
-        raise Fault(kind, f"{what} is {got!r}, expected {expected!r}"[:300])
+        raise CheckError(kind, f"{description} is {got!r}, expected {expected!r}"[:300])
 
 
-def make_table_check(name: str, listed: tuple[CompileCase, ...]) -> Check:
-    """Return a check that runs the file's pass `name` on every function of a table."""
+def make_table_check(pass_name: str, cases: tuple[CompileCase, ...]) -> Check:
+    """Return a check that runs the file's pass `pass_name` on every function of a table."""
 
     def check(m: Module) -> None:
-        for case in listed:
+        for case in cases:
             counts: list[object] = []
-            check_case(case, run_pass(lambda gm, counts=counts: counts.append(m[name](gm))))
-            if case.count is not None:
-                expect(counts[0], case.count, f"{case.words}: {name}(gm)", "count")
+            check_case(case, make_pass_backend(lambda gm, counts=counts: counts.append(m[pass_name](gm))))
+            if case.num_changes is not None:
+                check_equal(counts[0], case.num_changes, f"{case.label}: {pass_name}(gm)", "count")
 
-    check.__name__ = name
+    check.__name__ = pass_name
     return check

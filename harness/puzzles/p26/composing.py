@@ -16,12 +16,12 @@ from harness.nn.compile.backend import has_compiler
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26 import models
 from harness.puzzles.p26.compile_cases import (
-    Fault,
+    CheckError,
     Module,
     X,
     capture_graph,
+    check_equal,
     compile_and_run,
-    expect,
     find_stale_code,
     generate_code,
 )
@@ -68,29 +68,29 @@ def checkpoint_cosine(x: Tensor) -> Tensor:
 def check_rewriting(m: Module) -> None:
     """Check that passes also run on child graphs, that code is regenerated, and that changes are counted."""
     gm = capture_graph(sine, X)
-    old = gm.forward(X)  # code generated before the pass
+    old_outputs = gm.forward(X)  # code generated before the pass
     count = m["rewrite"](gm, [do_nothing, replace_sin_by_cos])
     (got,) = gm.forward(X)
-    if torch.equal(got, *old):
-        raise Fault("stale-code", "the graph has changed, but the code that runs has not")
+    if torch.equal(got, *old_outputs):
+        raise CheckError("stale-code", "the graph has changed, but the code that runs has not")
     if not torch.equal(got, cosine(X)):
-        raise Fault("value", "after the pass the graph computes something else")
-    expect(count, 1, "what rewrite returns", "count")
+        raise CheckError("value", "after the pass the graph computes something else")
+    check_equal(count, 1, "what rewrite returns", "count")
     gm = generate_code(capture_graph(checkpoint_cosine, X.clone().requires_grad_()))
     count = m["rewrite"](gm, [replace_sin_by_cos])
-    expect(count, 1, "the count of changes in a checkpointed region", "child-graphs")
+    check_equal(count, 1, "the count of changes in a checkpointed region", "child-graphs")
     remaining = [call_name(n) for module in graph_modules(gm) for n in module.graph.nodes]
     if "sin" in remaining:
-        raise Fault("child-graphs", "the checkpointed region is unchanged")
+        raise CheckError("child-graphs", "the checkpointed region is unchanged")
     if stale_part := find_stale_code(gm):
-        raise Fault("stale-code", f"{stale_part} has changed, but the code that runs has not")
+        raise CheckError("stale-code", f"{stale_part} has changed, but the code that runs has not")
     both_changes = "the count of a change in the graph and one in its region"
     for description, function, passes, expected in (
         ("the count of a third pass", sine, [do_nothing, do_nothing, replace_sin_by_cos], 1),
         (both_changes, lambda x: checkpoint_cosine(x).sin(), [replace_sin_by_cos], 2),
     ):
         count = m["rewrite"](capture_graph(function, X.clone().requires_grad_()), passes)
-        expect(count, expected, description, "value")
+        check_equal(count, expected, description, "value")
     for description, function, x in (
         ("", sine, X),
         (" in a checkpointed region", checkpoint_cosine, X.clone().requires_grad_()),
@@ -99,18 +99,20 @@ def check_rewriting(m: Module) -> None:
             m["rewrite"](capture_graph(function, x), [break_order])
         except RuntimeError:
             continue
-        raise Fault("not-linted", f"a pass that puts a node before its input raises no error{description}")
+        raise CheckError(
+            "not-linted", f"a pass that puts a node before its input raises no error{description}"
+        )
 
 
 @contextlib.contextmanager
-def replace_function(module: Module, name: str, other: Callable[..., Any]) -> Iterator[None]:
+def replace_function(module: Module, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """Replace one of Inductor's functions, also in the learner's file if it imports the function by name."""
     from torch._inductor import compile_fx as inductor
 
     original, imported = getattr(inductor, name), module.get(name)
-    setattr(inductor, name, other)
+    setattr(inductor, name, replacement)
     if imported is not None:
-        module[name] = other
+        module[name] = replacement
     try:
         yield
     finally:
@@ -126,11 +128,11 @@ def record_compile_fx(module: Module) -> Iterator[list[dict]]:
 
     calls: list[dict] = []
 
-    def stand_in(gm: GraphModule, example_inputs: list[Any], **options) -> Callable[..., Any]:
+    def record_call(gm: GraphModule, example_inputs: list[Any], **options) -> Callable[..., Any]:
         calls.append({"operations": [call_name(n) for n in gm.graph.nodes if n.op in CALLS], **options})
         return aot_eager(gm, example_inputs)
 
-    with replace_function(module, "compile_fx", stand_in):
+    with replace_function(module, "compile_fx", record_call):
         yield calls
 
 
@@ -153,12 +155,14 @@ def check_handoff(m: Module) -> None:
         label = ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options"
         if len(calls) != 1:
             label += f": compile_fx is called {len(calls)} times for two shapes, expected once"
-            raise Fault("shape-baked", label)
+            raise CheckError("shape-baked", label)
         if not torch.allclose(got, cosine(x)):
-            raise Fault("not-rewritten", f"{label}: compile_fx is given {', '.join(calls[0]['operations'])}")
+            raise CheckError(
+                "not-rewritten", f"{label}: compile_fx is given {', '.join(calls[0]['operations'])}"
+            )
         patches = calls[0].get("config_patches") or {}
         if {name: patches.get(name) for name in expected} != expected:
-            raise Fault("options-lost", f"{label}: config_patches is {patches}, expected {expected}")
+            raise CheckError("options-lost", f"{label}: config_patches is {patches}, expected {expected}")
 
 
 def check_inductor(m: Module) -> None:
@@ -172,7 +176,7 @@ def check_inductor(m: Module) -> None:
     got = compile_and_run(backend, sine, x)
     (gradient,) = torch.autograd.grad(got.sum(), x)
     if not torch.allclose(got, cosine(x)) or not torch.allclose(gradient, -2.0 * (x + 1.0).sin()):
-        raise Fault("value", "compiled by Inductor it computes something else")
+        raise CheckError("value", "compiled by Inductor it computes something else")
 
 
 def check_both_graphs(m: Module) -> None:
@@ -181,36 +185,36 @@ def check_both_graphs(m: Module) -> None:
     from torch._inductor import compile_fx as inductor
 
     graphs: list[tuple[str, list[str]]] = []
-    backwards: list[bool] = []
-    original, compiles = inductor.compile_fx_inner, has_compiler()
+    backward_flags: list[bool] = []
+    original, can_compile = inductor.compile_fx_inner, has_compiler()
 
-    def inner(gm: GraphModule, example_inputs: list[Any], **options) -> Any:
-        backwards.append(options.get("is_backward", False))
-        return original(gm, example_inputs, **options) if compiles else make_boxed_func(gm.forward)
+    def record_direction(gm: GraphModule, example_inputs: list[Any], **options) -> Any:
+        backward_flags.append(options.get("is_backward", False))
+        return original(gm, example_inputs, **options) if can_compile else make_boxed_func(gm.forward)
 
-    x = models.rows(4).requires_grad_()
+    x = models.make_rows(4).requires_grad_()
     model = models.PatternModel(lambda m, x: m.ln(x).sin())
     leaves = [x, model.ln.weight, model.ln.bias]
     try:
-        with replace_function(m, "compile_fx_inner", inner):
+        with replace_function(m, "compile_fx_inner", record_direction):
             got = compile_and_run(lambda gm, inputs: m["aot"](gm, inputs, graphs), model, x)
             gradients = torch.autograd.grad(got.sum(), leaves)
     except Exception as error:
         if graphs and any(name.startswith("native_layer_norm") for name in graphs[0][1]):
-            fault = "LayerNorm is not decomposed, and Inductor rejects it: pass Inductor's table of decompositions"
-            raise Fault("no-decompositions", fault) from error
+            message = "LayerNorm is not decomposed, and Inductor rejects it: pass Inductor's table of decompositions"
+            raise CheckError("no-decompositions", message) from error
         raise
     if not torch.allclose(got, model(x), atol=1e-5):
-        raise Fault("value", "the forward graph computes something else")
+        raise CheckError("value", "the forward graph computes something else")
     directions = [direction for direction, _ in graphs]
-    expect(directions, ["forward", "backward"], "the directions of the graphs", "value")
-    for ours, theirs in zip(gradients, torch.autograd.grad(model(x).sum(), leaves), strict=True):
-        if not torch.allclose(ours, theirs, atol=1e-4):
-            raise Fault("gradient", "a gradient is wrong")
-    expect(backwards, [False, True], "is_backward of the two graphs", "direction")
+    check_equal(directions, ["forward", "backward"], "the directions of the graphs", "value")
+    for actual, expected in zip(gradients, torch.autograd.grad(model(x).sum(), leaves), strict=True):
+        if not torch.allclose(actual, expected, atol=1e-4):
+            raise CheckError("gradient", "a gradient is wrong")
+    check_equal(backward_flags, [False, True], "is_backward of the two graphs", "direction")
     forward, backward = ({name.split(".")[0] for name in names} for _, names in graphs)
     if "layer_norm" in forward:
-        raise Fault("value", "the forward graph is Dynamo's, not the graph of ATen operations")
+        raise CheckError("value", "the forward graph is Dynamo's, not the graph of ATen operations")
     if "sin" not in forward or "cos" not in backward:
-        fault = f"the reported operations of the forward graph are {', '.join(sorted(forward))}"
-        raise Fault("rows", fault[:300])
+        message = f"the reported operations of the forward graph are {', '.join(sorted(forward))}"
+        raise CheckError("rows", message[:300])

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from harness.puzzles.p26.compile_cases import (
+    CheckError,
     CompileCase,
-    Fault,
     Module,
     X,
     capture_graph,
-    expect,
+    check_equal,
+    make_numbers,
     make_special_values,
-    numbers,
 )
 from harness.puzzles.p26.nodes import CALLS
 
@@ -56,63 +56,65 @@ def written_source(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, y + 2.0
 
 
-def exact_case(words, function, after, x=None, **options) -> CompileCase:
-    return CompileCase(words, function, (numbers() if x is None else x,), after, same_bits=True, **options)
+def make_exact_case(label, function, expected_ops, x=None, **options) -> CompileCase:
+    return CompileCase(
+        label, function, (make_numbers() if x is None else x,), expected_ops, bit_exact=True, **options
+    )
 
 
-WRAPPING = torch.tensor([2**24 + 1, 7, -(2**31) - 3, 2**62], dtype=torch.int64)
+WRAPPING_INTEGERS = torch.tensor([2**24 + 1, 7, -(2**31) - 3, 2**62], dtype=torch.int64)
 """Integers that float32 cannot represent, and one whose product wraps."""
 
 
-CHAIN = (
-    exact_case("x * 2.0 * 3.0", lambda x: x * 2.0 * 3.0, ("mul",)),
-    exact_case("3.0 * (x * 2.0), the constant in front", lambda x: 3.0 * (x * 2.0), ("mul",)),
-    exact_case("x * 2.0 * 4.0 * 3.0 * 8.0, a long chain", lambda x: x * 2.0 * 4.0 * 3.0 * 8.0, ("mul",), count=3),
-    exact_case("torch.mul(x.mul(2.0), 3.0)", lambda x: torch.mul(x.mul(2.0), 3.0), ("mul",)),
-    exact_case("x * 2.0 * 3.0 at both ends of float32", lambda x: x * 2.0 * 3.0, ("mul",), make_special_values(),
+CHAIN_CASES = (
+    make_exact_case("x * 2.0 * 3.0", lambda x: x * 2.0 * 3.0, ("mul",)),
+    make_exact_case("3.0 * (x * 2.0), the constant in front", lambda x: 3.0 * (x * 2.0), ("mul",)),
+    make_exact_case("x * 2.0 * 4.0 * 3.0 * 8.0, a long chain", lambda x: x * 2.0 * 4.0 * 3.0 * 8.0, ("mul",), num_changes=3),
+    make_exact_case("torch.mul(x.mul(2.0), 3.0)", lambda x: torch.mul(x.mul(2.0), 3.0), ("mul",)),
+    make_exact_case("x * 2.0 * 3.0 at both ends of float32", lambda x: x * 2.0 * 3.0, ("mul",), make_special_values(),
          gradients=False),
-    exact_case("x * 2.0 * 3.0, with x * 2.0 used twice", also_used, ("mul", "sin", "mul"), kind="erased-in-use"),
-    exact_case("x * 2 * 3 of integers", lambda x: x * 2 * 3, ("mul",), numbers(torch.int32),
+    make_exact_case("x * 2.0 * 3.0, with x * 2.0 used twice", also_used, ("mul", "sin", "mul"), kind="erased-in-use"),
+    make_exact_case("x * 2 * 3 of integers", lambda x: x * 2 * 3, ("mul",), make_numbers(torch.int32),
          kind="integer-through-float"),
-    exact_case("x * 4 * 0.5 of integers that wrap", lambda x: x * 4 * 0.5, ("mul", "mul"),
+    make_exact_case("x * 4 * 0.5 of integers that wrap", lambda x: x * 4 * 0.5, ("mul", "mul"),
          torch.tensor([2**30, 5], dtype=torch.int32), kind="integer-through-float"),
-    exact_case("x * 3 * 2.0 of int64, which is rounded to float32 only after it has wrapped", lambda x: x * 3 * 2.0,
-         ("mul", "mul"), WRAPPING, kind="integer-through-float"),
-    exact_case("x * 100 * 3 of int8, whose product does not fit", lambda x: x * 100 * 3, ("mul", "mul"),
-         numbers(torch.int8), kind="integer-through-float"),
-    exact_case("x * 2 * 3 of bools, which become integers", lambda x: x * 2 * 3, None, numbers() > 0),
-    exact_case("x * 0.1 * 3.0, which rounds twice", lambda x: x * 0.1 * 3.0, ("mul", "mul"), kind="rounds"),
-    exact_case("x * 1e30 * 1e-30, which overflows first", lambda x: x * 1e30 * 1e-30, ("mul", "mul"), make_special_values(),
+    make_exact_case("x * 3 * 2.0 of int64, which is rounded to float32 only after it has wrapped", lambda x: x * 3 * 2.0,
+         ("mul", "mul"), WRAPPING_INTEGERS, kind="integer-through-float"),
+    make_exact_case("x * 100 * 3 of int8, whose product does not fit", lambda x: x * 100 * 3, ("mul", "mul"),
+         make_numbers(torch.int8), kind="integer-through-float"),
+    make_exact_case("x * 2 * 3 of bools, which become integers", lambda x: x * 2 * 3, None, make_numbers() > 0),
+    make_exact_case("x * 0.1 * 3.0, which rounds twice", lambda x: x * 0.1 * 3.0, ("mul", "mul"), kind="rounds"),
+    make_exact_case("x * 1e30 * 1e-30, which overflows first", lambda x: x * 1e30 * 1e-30, ("mul", "mul"), make_special_values(),
          kind="rounds", gradients=False),
-    exact_case("x * 3.0 * 5.0 in bfloat16", lambda x: x * 3.0 * 5.0, ("mul", "mul"), numbers(torch.bfloat16, 50),
+    make_exact_case("x * 3.0 * 5.0 in bfloat16", lambda x: x * 3.0 * 5.0, ("mul", "mul"), make_numbers(torch.bfloat16, 50),
          kind="rounds"),
-    exact_case("y *= 3.0, which writes", in_place_product, ("mul", "imul"), kind="across-mutation"),
-    exact_case("x * 2.0, then a write to the product, then * 3.0", written_product, None, kind="across-mutation",
+    make_exact_case("y *= 3.0, which writes", in_place_product, ("mul", "imul"), kind="across-mutation"),
+    make_exact_case("x * 2.0, then a write to the product, then * 3.0", written_product, None, kind="across-mutation",
          gradients=False),
     CompileCase("x * rows * 2.0 * 4.0 with a symbolic number of rows", lambda x: x * x.shape[0] * 2.0 * 4.0,
-        (numbers(rows=4),), more=((numbers(rows=7),),), dynamic=True, same_bits=True, kind="shape-baked"),
+        (make_numbers(rows=4),), more_inputs=((make_numbers(rows=7),),), dynamic=True, bit_exact=True, kind="shape-baked"),
 )  # fmt: skip
 
-NEUTRAL = (
-    exact_case("sin(x * 1.0)", lambda x: (x * 1.0).sin(), ("sin",)),
-    exact_case("cos(1 * x)", lambda x: (1 * x).cos(), ("cos",)),
-    exact_case("sin(x * 1.0) + cos(x * 1.0)", lambda x: (x * 1.0).sin() + (x * 1.0).cos(), ("sin", "cos", "add"),
-         count=2),
-    exact_case("1 / (x + 0.0), where x is -0.0", lambda x: 1 / (x + 0.0), None, make_special_values(), kind="minus-zero",
+NEUTRAL_CASES = (
+    make_exact_case("sin(x * 1.0)", lambda x: (x * 1.0).sin(), ("sin",)),
+    make_exact_case("cos(1 * x)", lambda x: (1 * x).cos(), ("cos",)),
+    make_exact_case("sin(x * 1.0) + cos(x * 1.0)", lambda x: (x * 1.0).sin() + (x * 1.0).cos(), ("sin", "cos", "add"),
+         num_changes=2),
+    make_exact_case("1 / (x + 0.0), where x is -0.0", lambda x: 1 / (x + 0.0), None, make_special_values(), kind="minus-zero",
          gradients=False),
-    exact_case("x * 1.0 of integers", lambda x: (x * 1.0).exp(), None, numbers(torch.int32), kind="dtype"),
-    exact_case("x * 1.0 + 2 of integers, a float32", lambda x: x * 1.0 + 2, None, WRAPPING, kind="dtype"),
-    exact_case("(x * 1) + (x * 1) of bools, an integer", lambda x: (x * 1) + (x * 1), None, numbers() > 0,
+    make_exact_case("x * 1.0 of integers", lambda x: (x * 1.0).exp(), None, make_numbers(torch.int32), kind="dtype"),
+    make_exact_case("x * 1.0 + 2 of integers, a float32", lambda x: x * 1.0 + 2, None, WRAPPING_INTEGERS, kind="dtype"),
+    make_exact_case("(x * 1) + (x * 1) of bools, an integer", lambda x: (x * 1) + (x * 1), None, make_numbers() > 0,
          kind="dtype"),
-    exact_case("sin(x * -1.0)", lambda x: (x * -1.0).sin(), ("mul", "sin")),
-    exact_case("exp(x * 1.5)", lambda x: (x * 1.5).exp(), ("mul", "exp")),
-    exact_case("x * 1 of integers", lambda x: (x * 1).abs(), ("abs",), numbers(torch.int32)),
-    exact_case("x * 1.0, returned", lambda x: x * 1.0, None, kind="aliased"),
-    exact_case("a view of x * 1.0, returned", lambda x: (x * 1.0).view(-1), None, kind="aliased"),
-    exact_case("sin of x * 1.0 and a view of it", sine_and_view, ("mul", "sin", "view"), kind="aliased"),
-    exact_case("x * 1.0, then a write to it", write_to_copy, None, kind="aliased", gradients=False, count=0),
-    exact_case("x * 1.0, then a write to x", written_source, None, kind="aliased", gradients=False),
-    exact_case("x * 0.0, which keeps NaN", lambda x: (x * 0.0).cos(), None, make_special_values(), gradients=False),
+    make_exact_case("sin(x * -1.0)", lambda x: (x * -1.0).sin(), ("mul", "sin")),
+    make_exact_case("exp(x * 1.5)", lambda x: (x * 1.5).exp(), ("mul", "exp")),
+    make_exact_case("x * 1 of integers", lambda x: (x * 1).abs(), ("abs",), make_numbers(torch.int32)),
+    make_exact_case("x * 1.0, returned", lambda x: x * 1.0, None, kind="aliased"),
+    make_exact_case("a view of x * 1.0, returned", lambda x: (x * 1.0).view(-1), None, kind="aliased"),
+    make_exact_case("sin of x * 1.0 and a view of it", sine_and_view, ("mul", "sin", "view"), kind="aliased"),
+    make_exact_case("x * 1.0, then a write to it", write_to_copy, None, kind="aliased", gradients=False, num_changes=0),
+    make_exact_case("x * 1.0, then a write to x", written_source, None, kind="aliased", gradients=False),
+    make_exact_case("x * 0.0, which keeps NaN", lambda x: (x * 0.0).cos(), None, make_special_values(), gradients=False),
 )  # fmt: skip
 
 
@@ -140,12 +142,12 @@ def item_written(x: Tensor) -> Tensor:
     return y
 
 
-SWEEP = (
-    exact_case("sin(x) * 2 and cos of it, which nothing uses", unused_chain, ("add",), count=3),
-    exact_case("y.add_(1), whose result nothing uses", written_and_unused, None, kind="mutation-dropped",
+SWEEP_CASES = (
+    make_exact_case("sin(x) * 2 and cos of it, which nothing uses", unused_chain, ("add",), num_changes=3),
+    make_exact_case("y.add_(1), whose result nothing uses", written_and_unused, None, kind="mutation-dropped",
          gradients=False),
-    exact_case("torch.neg(x, out=y)", out_and_unused, None, kind="mutation-dropped", gradients=False),
-    exact_case("y[0] = 3", item_written, None, kind="mutation-dropped", gradients=False),
+    make_exact_case("torch.neg(x, out=y)", out_and_unused, None, kind="mutation-dropped", gradients=False),
+    make_exact_case("y[0] = 3", item_written, None, kind="mutation-dropped", gradients=False),
 )  # fmt: skip
 
 
@@ -154,10 +156,10 @@ def check_unused_input(m: Module) -> None:
     gm = torch.fx.symbolic_trace(lambda x, y: x.sin())
     m["sweep"](gm)
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
-    expect(names, ["x", "y"], "the inputs of a graph of (x, y) that does not use y", "input-erased")
+    check_equal(names, ["x", "y"], "the inputs of a graph of (x, y) that does not use y", "input-erased")
 
 
-FACTORS = (
+FACTOR_CASES = (
     ("x * 2.0", lambda x: x * 2.0, 2.0),
     ("2.0 * x", lambda x: 2.0 * x, 2.0),
     ("x * 3", lambda x: x * 3, 3),
@@ -175,18 +177,18 @@ FACTORS = (
 
 def check_factors(m: Module) -> None:
     """Check which nodes `factor` recognizes as a product with a number."""
-    for spelling, function, expected in FACTORS:
+    for spelling, function, expected in FACTOR_CASES:
         gm = capture_graph(function, X.detach(), dynamic=True)
         *_, node = [n for n in gm.graph.nodes if n.op in CALLS]
         got = m["factor"](node)
         if expected is None:
-            expect(got, None, f"{spelling}: factor(node)", "factor")
+            check_equal(got, None, f"{spelling}: factor(node)", "factor")
             continue
         if got is None:
-            raise Fault("not-rewritten", f"{spelling}: factor(node) is None, expected x and {expected}")
+            raise CheckError("not-rewritten", f"{spelling}: factor(node) is None, expected x and {expected}")
         x, c = got
         actual, description = (getattr(x, "op", x), c), f"{spelling}: the tensor's op and the number"
-        expect(actual, ("placeholder", expected), description, "factor")
+        check_equal(actual, ("placeholder", expected), description, "factor")
 
 
 MUST_FOLD = (
@@ -205,7 +207,7 @@ INTEGERS = (0, 1, 2, 3, -4, 11, 100, 2**20)
 
 
 def list_values(dtype: torch.dtype) -> Tensor:
-    """Return every value of a 16-bit float or 8-bit dtype, or a sample of another, with `SPECIAL` if float."""
+    """Return every value of a 16-bit float or 8-bit dtype, or a sample of another, with `SPECIAL_VALUES` if float."""
     if dtype in (torch.int8, torch.uint8):
         return torch.arange(256).to(dtype)
     if dtype in (torch.float16, torch.bfloat16):
@@ -215,31 +217,35 @@ def list_values(dtype: torch.dtype) -> Tensor:
         info = torch.iinfo(dtype)
         return torch.randint(info.min, info.max, (4000,), generator=generator, dtype=dtype)
     info = torch.finfo(dtype)
-    spread = torch.linspace(-1, 1, 4000, dtype=torch.float64)
-    top = torch.log2(torch.tensor(info.max)).item()
-    values = (torch.rand(4000, generator=generator, dtype=torch.float64) + 1) * 2.0 ** (spread * (top - 1))
+    fractions = torch.linspace(-1, 1, 4000, dtype=torch.float64)
+    max_exponent = torch.log2(torch.tensor(info.max)).item()
+    values = (torch.rand(4000, generator=generator, dtype=torch.float64) + 1) * 2.0 ** (
+        fractions * (max_exponent - 1)
+    )
     return torch.cat([values.to(dtype), make_special_values(dtype)])
 
 
 def check_exact_folds(m: Module) -> None:
     """Check folds on all values of 16-bit dtypes and a sample of others, and that MUST_FOLD is allowed."""
     for a, b, dtype in MUST_FOLD:
-        expect(bool(m["exact"](a, b, dtype)), True, f"exact({a}, {b}, {dtype})", "too-careful")
+        check_equal(bool(m["exact"](a, b, dtype)), True, f"exact({a}, {b}, {dtype})", "too-careful")
     floats = (torch.bfloat16, torch.float16, torch.float32)
     for dtype in (*floats, torch.int8, torch.int32):
         x = list_values(dtype)
-        numbers = CONSTANTS if dtype.is_floating_point else INTEGERS
-        for a, b in itertools.product(numbers, numbers):
+        constants = CONSTANTS if dtype.is_floating_point else INTEGERS
+        for a, b in itertools.product(constants, constants):
             if not m["exact"](a, b, dtype):
                 continue
-            twice, once = x * a * b, x * (a * b)
-            same = (twice == once) | (twice != twice) & (once != once)
-            if twice.dtype != once.dtype or not same.all():
-                k = int((~same).nonzero()[0]) if not same.all() else 0
-                claim = f"exact({a}, {b}, {dtype}) is true, and {x[k].item()!r} * {a} * {b} is {twice[k].item()!r}"
-                raise Fault("rounds", f"{claim}, times {a * b} {once[k].item()!r}")
+            sequential, folded = x * a * b, x * (a * b)
+            is_equal = (sequential == folded) | (sequential != sequential) & (folded != folded)
+            if sequential.dtype != folded.dtype or not is_equal.all():
+                k = int((~is_equal).nonzero()[0]) if not is_equal.all() else 0
+                message = f"exact({a}, {b}, {dtype}) is true, and {x[k].item()!r} * {a} * {b} is {sequential[k].item()!r}"
+                raise CheckError("rounds", f"{message}, times {a * b} {folded[k].item()!r}")
     m["exact"](2, 3, torch.bool)  # both answers are correct: x * 2 is not a bool
     complex_product = "exact(2.0, 3.0, torch.complex64), where an overflow of x * 2 makes NaN"
-    expect(bool(m["exact"](2.0, 3.0, torch.complex64)), False, complex_product, "rounds")
+    check_equal(bool(m["exact"](2.0, 3.0, torch.complex64)), False, complex_product, "rounds")
     for a, b, dtype in ((2, 0.5, torch.int32), (2.0, 3.0, torch.int64), (100, 3, torch.int8)):
-        expect(bool(m["exact"](a, b, dtype)), False, f"exact({a}, {b}, {dtype})", "integer-through-float")
+        check_equal(
+            bool(m["exact"](a, b, dtype)), False, f"exact({a}, {b}, {dtype})", "integer-through-float"
+        )

@@ -17,7 +17,7 @@ from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26.compile_cases import CompileCase
 
 B, S, H, O = 2, 3, 8, 6
-PAIR = ("standin", "getitem")
+PAIR_NODES = ("standin", "getitem")
 """Graph nodes of the operator's stand-in and of the first of its two results."""
 
 
@@ -41,7 +41,7 @@ class PatternModel(nn.Module):
         return self.body(self, x)
 
 
-def rows(*shape: int) -> Tensor:
+def make_rows(*shape: int) -> Tensor:
     return 1 + torch.randn(*shape, H, generator=torch.Generator().manual_seed(6))
 
 
@@ -102,14 +102,14 @@ def recompute_norm(m: PatternModel, x: Tensor) -> Tensor:
 class Pattern:
     """A spelling of LayerNorm -> Linear, with the number of pairs in it.
 
-    In the first pair, the weight is `transposed`, or there are `between` reshapes.
+    `transposed` and `num_reshapes` describe the weight and the reshapes between the layers of the first pair.
     """
 
-    words: str
+    label: str
     body: Callable[[PatternModel, Tensor], Any]
-    pairs: int
+    num_pairs: int
     transposed: bool = False
-    between: int = 0
+    num_reshapes: int = 0
 
 
 PATTERNS = (
@@ -159,28 +159,28 @@ def make_frozen_model() -> PatternModel:
 
 
 def list_swap_cases() -> Sequence[CompileCase]:
-    def make_case(words, body, after, kind="", **options) -> CompileCase:
+    def make_case(label, body, expected_ops, kind="", **options) -> CompileCase:
         model = body if isinstance(body, nn.Module) else PatternModel(body)
-        return CompileCase(words, model, (rows(B, S),), after, kind, **options)
+        return CompileCase(label, model, (make_rows(B, S),), expected_ops, kind, **options)
 
     return (
-        make_case("LayerNorm -> Linear", lambda m, x: m.a(m.ln(x)), PAIR),
-        make_case("with eps=0.1 and arguments by name", keywords, PAIR),
-        make_case("GPT-2's Conv1D", conv1d, ("reshape", "t", *PAIR, "view")),
+        make_case("LayerNorm -> Linear", lambda m, x: m.a(m.ln(x)), PAIR_NODES),
+        make_case("with eps=0.1 and arguments by name", keywords, PAIR_NODES),
+        make_case("GPT-2's Conv1D", conv1d, ("reshape", "t", *PAIR_NODES, "view")),
         make_case("q, k and v share a LayerNorm", only_shared, None, "shared-norm"),
-        make_case("and a residual reads it too", share_norm, ("layer_norm", *PAIR, *PAIR, "t", *PAIR, "add"), "shared-norm"),
-        make_case("without parameters", lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), PAIR),
-        make_case("with an eps of 0", no_eps, ("mul", *PAIR)),
-        make_case("with two reshapes in between", reshaped_twice, ("reshape", "reshape", *PAIR)),
-        make_case("with more after it", lambda m, x: (m.a(m.ln(x)).tanh() * 2, x), (*PAIR, "tanh", "mul")),
-        make_case("a frozen LayerNorm", make_frozen_model(), PAIR, "no-gradient"),
+        make_case("and a residual reads it too", share_norm, ("layer_norm", *PAIR_NODES, *PAIR_NODES, "t", *PAIR_NODES, "add"), "shared-norm"),
+        make_case("without parameters", lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), PAIR_NODES),
+        make_case("with an eps of 0", no_eps, ("mul", *PAIR_NODES)),
+        make_case("with two reshapes in between", reshaped_twice, ("reshape", "reshape", *PAIR_NODES)),
+        make_case("with more after it", lambda m, x: (m.a(m.ln(x)).tanh() * 2, x), (*PAIR_NODES, "tanh", "mul")),
+        make_case("a frozen LayerNorm", make_frozen_model(), PAIR_NODES, "no-gradient"),
         *(
-            CompileCase(f"in {dtype}".replace("torch.", ""), PatternModel(lambda m, x: m.a(m.ln(x))).to(dtype), (rows(B, S).to(dtype),), PAIR)
+            CompileCase(f"in {dtype}".replace("torch.", ""), PatternModel(lambda m, x: m.a(m.ln(x))).to(dtype), (make_rows(B, S).to(dtype),), PAIR_NODES)
             for dtype in (torch.float64, torch.bfloat16)
         ),
-        make_case("inference", lambda m, x: m.a(m.ln(x)), PAIR, gradients=False),
+        make_case("inference", lambda m, x: m.a(m.ln(x)), PAIR_NODES, gradients=False),
         make_case("under bfloat16 autocast", lambda m, x: m.a(m.ln(x)), None, "cast-dropped", autocast=True),
-        make_case("batch and length change", conv1d, None, "shape-baked", more=((rows(5, 4),), (rows(3, 7),)), dynamic=True),
+        make_case("batch and length change", conv1d, None, "shape-baked", more_inputs=((make_rows(5, 4),), (make_rows(3, 7),)), dynamic=True),
     )  # fmt: skip
 
 

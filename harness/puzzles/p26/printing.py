@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from harness.puzzles.p26.compile_cases import (
+    CheckError,
     CompileCase,
-    Fault,
     Module,
     capture_graph,
     check_case,
-    expect,
-    numbers,
+    check_equal,
+    make_numbers,
 )
 from harness.puzzles.p26.nodes import call_name
 
@@ -26,25 +26,25 @@ def split(x: Tensor) -> Tensor:
     return a + b
 
 
-X, W = numbers(), numbers(rows=6)
-ROWS = (
+X, W = make_numbers(), make_numbers(rows=6)
+ROW_CASES = (
     (plain, (X, W), [*((name, (4, 6), "float32") for name in ("mul", "sin", "matmul", "add", "relu")), ("to", (4, 6), "bfloat16")]),
     (split, (X,), [("chunk", None, "tuple"), *((name, (2, 6), "float32") for name in ("getitem", "getitem", "add"))]),
 )  # fmt: skip
 """Function, inputs, and one expected row per operation."""
 
 
-def as_items(got, what: str, kind: str) -> Iterable:
-    """Return a function's result; raise Fault if it is not iterable, such as None from a missing `return`."""
+def require_items(got, description: str, kind: str) -> Iterable:
+    """Return a function's result; raise CheckError if it is not iterable, such as None after a missing `return`."""
     if not isinstance(got, Iterable):
-        raise Fault(kind, f"{what} is {got!r}, expected a list")
+        raise CheckError(kind, f"{description} is {got!r}, expected a list")
     return got
 
 
 def check_table(m: Module) -> None:
-    for function, inputs, expected in ROWS:
-        rows = as_items(m["rows"](capture_graph(function, *inputs)), "rows(gm)", "rows")
-        expect([tuple(row) for row in rows], expected, "rows(gm)", "rows")
+    for function, inputs, expected in ROW_CASES:
+        rows = require_items(m["rows"](capture_graph(function, *inputs)), "rows(gm)", "rows")
+        check_equal([tuple(row) for row in rows], expected, "rows(gm)", "rows")
 
 
 def two_paths(x: Tensor, w: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def from_nothing(x: Tensor, w: Tensor) -> Tensor:
     return x.cos() + torch.arange(6).sin()
 
 
-GROUPS = (
+GROUP_CASES = (
     ("(x * 2).sin() @ w, + 1 and relu", plain, [["mul", "sin"], ["add", "relu"]]),
     ("relu(x) @ w + relu(x): the sum waits for the product, which waits for relu", two_paths, []),
     ("exp(x) + cos(x) * 2, then a product and sin", join_chains, [["exp", "cos", "mul", "add"]]),
@@ -73,20 +73,20 @@ GROUPS = (
 
 
 def check_groups(m: Module) -> None:
-    for label, function, expected in GROUPS:
-        groups = as_items(m["groups"](capture_graph(function, X, W)), f"{label}: groups(gm)", "groups")
+    for label, function, expected in GROUP_CASES:
+        groups = require_items(m["groups"](capture_graph(function, X, W)), f"{label}: groups(gm)", "groups")
         got = [sorted(call_name(n) for n in group) for group in groups]
-        expect(sorted(got), sorted(sorted(g) for g in expected), f"{label}: groups(gm)", "groups")
+        check_equal(sorted(got), sorted(sorted(g) for g in expected), f"{label}: groups(gm)", "groups")
 
 
-def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+def two_outputs(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x * 2.0).sin() + 1.0, x.cos()
 
 
 def check_unchanged(m: Module) -> None:
     """Check that the printer changes nothing: two outputs in order, one output, gradients."""
-    for label, function in (("two outputs", pair), ("one output", torch.sin)):
-        check_case(CompileCase(label, function, (X,), same_bits=True), m["Printer"](write=lambda line: None))
+    for label, function in (("two outputs", two_outputs), ("one output", torch.sin)):
+        check_case(CompileCase(label, function, (X,), bit_exact=True), m["Printer"](write=lambda line: None))
 
 
 def check_lines(m: Module) -> None:
@@ -97,17 +97,19 @@ def check_lines(m: Module) -> None:
     compiled = torch.compile(plain, backend=printer)
     for _ in range(3):
         compiled(X, W)
-    heads = [line for line in lines if str(line).startswith("Graph")]
-    if len(heads) != 1:
-        error = f"{len(heads)} lines begin with Graph for one graph that is called three times"
-        raise Fault("not-shown", error)
-    if "Graph 0/0: 6 ops, 2 fusable groups" not in heads[0]:
-        raise Fault("not-shown", f"the head is {heads[0]!r}, expected 'Graph 0/0: 6 ops, 2 fusable groups'")
-    for name, size, dtype in ROWS[0][2]:
+    headings = [line for line in lines if str(line).startswith("Graph")]
+    if len(headings) != 1:
+        error = f"{len(headings)} lines begin with Graph for one graph that is called three times"
+        raise CheckError("not-shown", error)
+    if "Graph 0/0: 6 ops, 2 fusable groups" not in headings[0]:
+        raise CheckError(
+            "not-shown", f"the head is {headings[0]!r}, expected 'Graph 0/0: 6 ops, 2 fusable groups'"
+        )
+    for name, size, dtype in ROW_CASES[0][2]:
         parts = (name, *map(str, size or ()), dtype)
-        if not any(all(part in str(line) for part in parts) for line in lines if line not in heads):
-            raise Fault("not-shown", f"no line shows {name}, {size} and {dtype}")
-    expect([tuple(id) for id in printer.ids], [(0, 0)], "printer.ids", "not-shown")
+        if not any(all(part in str(line) for part in parts) for line in lines if line not in headings):
+            raise CheckError("not-shown", f"no line shows {name}, {size} and {dtype}")
+    check_equal([tuple(id) for id in printer.ids], [(0, 0)], "printer.ids", "not-shown")
 
 
 def broken(x: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ def broken(x: Tensor) -> Tensor:
     return y.cos()
 
 
-HISTORIES = (
+HISTORY_CASES = (
     ([], (0, 0)),
     ([(0, 0)], (0, 0)),
     ([(0, 0), (1, 0)], (1, 0)),
@@ -128,10 +130,10 @@ HISTORIES = (
 
 def check_history(m: Module) -> None:
     """Check the counts of breaks and recompilations, for lists of ids and then for functions."""
-    for ids, expected in HISTORIES:
-        expect(m["history"](ids), expected, f"history({ids})", "history")
+    for ids, expected in HISTORY_CASES:
+        check_equal(m["history"](ids), expected, f"history({ids})", "history")
     for label, function, inputs, expected in (
-        ("three shapes", torch.sin, [X, X[:2], numbers(rows=9)], (0, 1)),
+        ("three shapes", torch.sin, [X, X[:2], make_numbers(rows=9)], (0, 1)),
         ("a graph break", broken, [X], (1, 0)),
     ):
         printer = m["Printer"](write=lambda line: None)
@@ -139,4 +141,4 @@ def check_history(m: Module) -> None:
         compiled = torch.compile(function, backend=printer)
         for x in inputs:
             compiled(x)
-        expect(m["history"](printer.ids), expected, f"{label}: history(printer.ids)", "history")
+        check_equal(m["history"](printer.ids), expected, f"{label}: history(printer.ids)", "history")

@@ -14,7 +14,7 @@ from harness.console import print_lines
 from harness.nn.compile.match import shape
 from harness.nn.compile.purity import call_name
 from harness.puzzles.p26 import matching, models
-from harness.puzzles.p26.checker import find_fault
+from harness.puzzles.p26.checker import find_error
 from harness.puzzles.p26.compile_cases import X, capture_graph
 from harness.puzzles.p26.spec import PUZZLE
 from harness.toolchain import roots
@@ -23,7 +23,7 @@ MAX_CHARACTERS = 150
 """Maximum number of characters of a symptom."""
 
 
-def solution(rung: str) -> dict:
+def load_solution(rung: str) -> dict:
     return load_module(roots.get_solutions() / PUZZLE.name / PUZZLE.find_rung(rung).file)
 
 
@@ -33,10 +33,10 @@ def compare_graphs(title: str, gm: GraphModule, change: Callable[[GraphModule], 
     change(gm)
     after = describe_nodes(gm)
     yield title
-    for head, nodes, others, mark in (("before", before, after, "-"), ("after", after, before, "+")):
-        yield f"  {head}"
+    for heading, nodes, other_nodes, mark in (("before", before, after, "-"), ("after", after, before, "+")):
+        yield f"  {heading}"
         for name, text in nodes.items():
-            changed = others.get(name) != text and not text.startswith("output")
+            changed = other_nodes.get(name) != text and not text.startswith("output")
             yield f"   {mark if changed else ' '} {name} = {text}"
     yield ""
 
@@ -65,8 +65,8 @@ def shorten_name(node: Node) -> str:
 
 def list_rewrites() -> Iterator[str]:
     """Yield lines that show the rewrites of the solution's three rungs."""
-    fold, match, swap = (solution(rung) for rung in ("fold", "match", "swap"))
-    spelled, conv1d = matching.GELUS[0], models.PatternModel(models.conv1d)
+    fold, match, swap = (load_solution(rung) for rung in ("fold", "match", "swap"))
+    gelu_case, conv1d = matching.GELU_CASES[0], models.PatternModel(models.conv1d)
 
     def swap_pairs(gm: GraphModule) -> None:
         for pair in swap["find"](gm):
@@ -75,8 +75,8 @@ def list_rewrites() -> Iterator[str]:
     for title, function, inputs, change in (
         ("fold: x * 2.0 * 3.0 * 4.0", lambda x: x * 2.0 * 3.0 * 4.0, (X,), fold["fold"]),
         ("silu: sigmoid(x) * x + x", lambda x: x.sigmoid() * x + x, (X,), match["silu"]),
-        (f"gelu: {spelled.words}", spelled.function, spelled.inputs, match["gelu"]),
-        ("swap: GPT-2's Conv1D after a LayerNorm", conv1d, (models.rows(2, 3),), swap_pairs),
+        (f"gelu: {gelu_case.label}", gelu_case.function, gelu_case.inputs, match["gelu"]),
+        ("swap: GPT-2's Conv1D after a LayerNorm", conv1d, (models.make_rows(2, 3),), swap_pairs),
     ):
         yield from compare_graphs(title, capture_graph(function, *inputs), change)
 
@@ -88,17 +88,17 @@ def show_rewrites(console: Console) -> int:
 
 def show_symptoms(console: Console) -> int:
     """Print the message for each wrong backend of the zoo; return 1 if any backend passes."""
-    passed = 0
+    num_passed = 0
     for wrong in zoo.load_wrong_solutions(PUZZLE.name):
         path = wrong.build_target()
-        fault = find_fault(wrong.gate, load_module(path), path)
-        passed += fault is None
-        error = "passes" if fault is None else f"{fault.kind}: {fault}"
-        print_lines(console, [format_symptom(wrong.name, error, path)])
-    return int(passed > 0)
+        error = find_error(wrong.gate, load_module(path), path)
+        num_passed += error is None
+        message = "passes" if error is None else f"{error.kind}: {error}"
+        print_lines(console, [format_symptom(wrong.name, message, path)])
+    return int(num_passed > 0)
 
 
-def format_symptom(name: str, words: str, path: Path) -> str:
+def format_symptom(name: str, message: str, path: Path) -> str:
     """Return a wrong backend's name and its message, shortened and without the graph."""
-    error = words.split(" graph(): ")[0].replace(str(path), path.name)
+    error = message.split(" graph(): ")[0].replace(str(path), path.name)
     return f"{name:<28} {textwrap.shorten(error, MAX_CHARACTERS, placeholder=' ...')}"

@@ -11,12 +11,12 @@ from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26 import models
 from harness.puzzles.p26.compile_cases import (
     Backend,
+    CheckError,
     CompileCase,
-    Fault,
     Module,
     capture_graph,
     check_case,
-    expect,
+    check_equal,
     find_stale_code,
     generate_code,
 )
@@ -27,22 +27,22 @@ from harness.toolchain import roots
 def check_find(m: Module) -> None:
     """Check the number of pairs in each spelling, the first pair's fields, and the swapped graph's results."""
     for pattern in models.PATTERNS:
-        model, x = models.PatternModel(pattern.body), models.rows(models.B, models.S)
+        model, x = models.PatternModel(pattern.body), models.make_rows(models.B, models.S)
         gm = capture_graph(model, x)
         pairs = list(m["find"](gm))
-        if len(pairs) != pattern.pairs:
-            kind = "not-rewritten" if len(pairs) < pattern.pairs else "false-match"
-            raise Fault(kind, f"{pattern.words}: {len(pairs)} pairs found, expected {pattern.pairs}")
+        if len(pairs) != pattern.num_pairs:
+            kind = "not-rewritten" if len(pairs) < pattern.num_pairs else "false-match"
+            raise CheckError(kind, f"{pattern.label}: {len(pairs)} pairs found, expected {pattern.num_pairs}")
         for match in pairs:
             for field in ("x", "ln", "linear", "weight"):
                 node = getattr(match, field)
                 if not isinstance(node, torch.fx.Node):
-                    raise Fault("value", f"{pattern.words}: {field} is {node!r}, expected a node")
+                    raise CheckError("value", f"{pattern.label}: {field} is {node!r}, expected a node")
         if pairs:
             got = pairs[0].transposed, len(pairs[0].between)
-            expected = pattern.transposed, pattern.between
-            expect(got, expected, f"{pattern.words}: (transposed, reshapes in between)", "value")
-            case = CompileCase(f"{pattern.words}, swapped as found", model, (x,))
+            expected = pattern.transposed, pattern.num_reshapes
+            check_equal(got, expected, f"{pattern.label}: (transposed, reshapes in between)", "value")
+            case = CompileCase(f"{pattern.label}, swapped as found", model, (x,))
             check_case(case, make_swapping_backend(m["find"]))
 
 
@@ -60,22 +60,22 @@ def make_swapping_backend(find: Callable[[GraphModule], list]) -> Backend:
 
 def check_refusals(m: Module) -> None:
     """Check that pairs which must not be swapped are refused with a reason, and other pairs are not refused."""
-    x = models.rows(models.B, models.S)
+    x = models.make_rows(models.B, models.S)
     for label, body, kind in models.UNSWAPPABLE:
         (match,) = find_with_solution(capture_graph(models.PatternModel(body), x))
         if not m["refuse"](match):
-            raise Fault(kind, f"{label}: refuse(match) returns no reason")
+            raise CheckError(kind, f"{label}: refuse(match) returns no reason")
     for dtype in (torch.float64, torch.bfloat16, torch.float32):
         model = models.PatternModel(lambda m, x: m.a(m.ln(x))).to(dtype)
         (match,) = find_with_solution(capture_graph(model, x.to(dtype)))
         if reason := m["refuse"](match):
-            raise Fault("not-rewritten", f"LayerNorm -> Linear in {dtype} is refused: {reason}")
+            raise CheckError("not-rewritten", f"LayerNorm -> Linear in {dtype} is refused: {reason}")
     model = models.PatternModel(lambda m, x: m.a(m.ln(x)))
     (match,) = find_with_solution(capture_graph(model, x))
-    fake = match.linear.meta["example_value"]
-    match.linear.meta["example_value"] = fake.to(torch.complex64)
+    fake_output = match.linear.meta["example_value"]
+    match.linear.meta["example_value"] = fake_output.to(torch.complex64)
     if not m["refuse"](match):
-        raise Fault("dtype", "a pair in complex64 has no kernel, but refuse(match) returns no reason")
+        raise CheckError("dtype", "a pair in complex64 has no kernel, but refuse(match) returns no reason")
 
 
 def load_from_solution(name: str) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ def find_with_solution(gm: GraphModule) -> list:
     return load_from_solution("find")(gm)
 
 
-UNSAFE = {"item", "tolist", "numpy", "cpu", "nonzero", "cuda"}
+UNSAFE_CALLS = {"item", "tolist", "numpy", "cpu", "nonzero", "cuda"}
 """Methods and functions that read a tensor's values or move it, which a CUDA graph cannot record."""
 
 
@@ -96,24 +96,24 @@ def check_swaps(m: Module) -> None:
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         for module in graph_modules(gm):
-            before = {call_name(n) for n in module.graph.nodes}
+            initial_calls = {call_name(n) for n in module.graph.nodes}
             for match in find_with_solution(module):
                 m["swap"](module, match)
             module.graph.lint()
             for node in module.graph.nodes:
-                if call_name(node) in UNSAFE - before or unsafe_operator(node.target):
+                if call_name(node) in UNSAFE_CALLS - initial_calls or is_unsafe_operator(node.target):
                     error = f"{call_name(node)} is in the graph: a CUDA graph cannot record it"
-                    raise Fault("cudagraph-unsafe", error)
+                    raise CheckError("cudagraph-unsafe", error)
             module.recompile()
         return models.insert_stand_in(gm, example_inputs)
 
     for case in models.list_swap_cases():
         probe = check_case(case, backend)
-        if not probe.left.count("standin"):
-            raise Fault("not-rewritten", f"{case.words}: the operator is not in the graph")
+        if not probe.remaining_ops.count("standin"):
+            raise CheckError("not-rewritten", f"{case.label}: the operator is not in the graph")
 
 
-def unsafe_operator(target: object) -> bool:
+def is_unsafe_operator(target: object) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.cudagraph_unsafe in target.tags
 
 
@@ -123,16 +123,16 @@ def check_backend(m: Module) -> None:
 
     def tail(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         if stale := find_stale_code(gm):
-            raise Fault("stale-code", f"{stale} reaches the tail with code generated before the swap")
+            raise CheckError("stale-code", f"{stale} reaches the tail with code generated before the swap")
         return models.insert_stand_in(gm, example_inputs)
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         return m["backend"](generate_code(gm), example_inputs, tail, lambda *line: reports.append(line))
 
-    x = models.rows(2, 3)
+    x = models.make_rows(2, 3)
     case = CompileCase("under activation checkpointing", models.PatternModel(models.recompute_norm), (x,))
-    if not check_case(case, backend).left.count("standin"):
-        raise Fault("child-graphs", "under activation checkpointing: the operator is not in the graph")
+    if not check_case(case, backend).remaining_ops.count("standin"):
+        raise CheckError("child-graphs", "under activation checkpointing: the operator is not in the graph")
     for label, body, kind in models.UNSWAPPABLE[:2]:
         case = CompileCase(label, models.PatternModel(body), (x,), kind=kind, gradients=False)
         check_case(case, backend)
@@ -141,17 +141,19 @@ def check_backend(m: Module) -> None:
         torch.nn.LayerNorm(8), torch.nn.Linear(8, 6), torch.nn.Flatten(0, 0), torch.nn.LayerNorm([3, 6])
     )
     check_case(CompileCase("LayerNorm, Linear, LayerNorm", layers, (x,)), backend)
-    expect(reports, [("1", "")], "what is reported", "value")
+    check_equal(reports, [("1", "")], "what is reported", "value")
     reports.clear()
-    dropout = torch.nn.Sequential(torch.nn.LayerNorm([3, 8]), torch.nn.Linear(8, 6))
-    check_case(CompileCase("a LayerNorm over two axes", dropout, (x,)), backend)
+    two_axes = torch.nn.Sequential(torch.nn.LayerNorm([3, 8]), torch.nn.Linear(8, 6))
+    check_case(CompileCase("a LayerNorm over two axes", two_axes, (x,)), backend)
     if len(reports) != 1 or reports[0][0] != "1" or not reports[0][1]:
-        raise Fault("value", f"a refused pair is reported as {reports}, expected its name '1' and a reason")
+        raise CheckError(
+            "value", f"a refused pair is reported as {reports}, expected its name '1' and a reason"
+        )
 
 
 def check_kernels(m: Module) -> None:
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        return m["backend"](gm, example_inputs, lambda gm, inputs: gm.forward, lambda name, why: None)
+        return m["backend"](gm, example_inputs, lambda gm, inputs: gm.forward, lambda name, reason: None)
 
     model = models.PatternModel(models.share_norm)
-    check_case(CompileCase("with the kernels of puzzle 22", model, (models.rows(2, 3),)), backend)
+    check_case(CompileCase("with the kernels of puzzle 22", model, (models.make_rows(2, 3),)), backend)

@@ -86,7 +86,7 @@ class Model:
     Attributes:
         outputs: Part of the learner's file -> its output, in the order of the forward pass.
         inputs: Part -> its input, whose gradient its `backward` returns.
-        recording: Whether outputs and inputs are recorded, which keeps them in memory.
+        records_parts: Whether to record outputs and inputs, which keeps them in memory.
     """
 
     parts: Mapping[str, Part] = field(default_factory=lambda: PARTS)
@@ -94,11 +94,11 @@ class Model:
     outputs: Tensors = field(default_factory=dict)
     inputs: Tensors = field(default_factory=dict)
 
-    def run(self, name: str, kind: str, x: Tensor, *rest: Tensor) -> Tensor:
+    def run(self, name: str, kind: str, x: Tensor, *arguments: Tensor) -> Tensor:
         if x.is_floating_point():
             x = self.record_input(name, x)
         function = F.linear if kind == "linear" else self.parts[kind]
-        return self.record_output(name, function(x, *rest))
+        return self.record_output(name, function(x, *arguments))
 
     def record_input(self, name: str, x: Tensor) -> Tensor:
         if not self.records_parts:
@@ -175,7 +175,7 @@ def init_vectors(name: str, width: int, normal: Callable[..., Tensor], perturb: 
 
 @dataclass(frozen=True)
 class ChangedPart:
-    """A known mistake: the end of the message "these are the values ...", the changed part, its function."""
+    """A known mistake: the part that it changes, its function, and the end of "these are the values ..."."""
 
     description: str
     part: str

@@ -110,7 +110,7 @@ class TapeChecker(PythonChecker):
 
 
 def compare(gate: str, results: list[TrialResult]) -> None:
-    """Raise Fault for the first wrong value with a known cause, else for the first wrong value."""
+    """Raise CheckError for the first wrong value with a known cause, else for the first wrong value."""
     failing = [(item, names) for item in results if (names := [*find_wrong_values(item.got, item.expected)])]
     if not failing:
         return
@@ -119,14 +119,16 @@ def compare(gate: str, results: list[TrialResult]) -> None:
     wrong = {name for _, names in failing for name in names}
     correct = {name for item in results for name in item.expected} - wrong
     if diagnosis := diagnose_with_formula(gate, failing, correct):
-        others = (
+        other_errors = (
             f"wrong: {' and '.join(names)}, of {', '.join(first.expected)}" if len(first.expected) > 2 else ""
         )
-        raise CheckError.from_diagnosis(diagnosis, others)
+        raise CheckError.from_diagnosis(diagnosis, other_errors)
     lines = [f"with {first.trial.label}{order}: {describe_wrong(first.got, first.expected, names[0])}"]
     if len(names) > 1:
         lines.append(f"{len(names)} of {len(first.expected)} tensors are wrong; this is the first")
-    ids = [id for id, change in KNOWN_CHANGES.items() if change.part in COMBINED_PARTS.get(gate, ())]
+    ids = [
+        id for id, changed_part in KNOWN_CHANGES.items() if changed_part.part in COMBINED_PARTS.get(gate, ())
+    ]
     for id in ids:
         if not any(any(find_wrong_values(item.got, item.compute_with_mistake(id))) for item, _ in failing):
             raise CheckError("\n".join([*lines, f"these are the values {KNOWN_CHANGES[id].description}"]), id)
@@ -198,7 +200,7 @@ def make_inputs(gate: str, trial: Trial, seed: int) -> tuple[Tensor, Tensors, Te
 
 
 def run_part(gate: str, module: Module, trial: Trial, seed: int) -> TrialResult:
-    """Run one trial of a part, by hand and with autograd. Raises Fault for any error but wrong values."""
+    """Run one trial of a part, by hand and with autograd. Raises CheckError for any error but wrong values."""
     x, p, targets = make_inputs(gate, trial, seed)
 
     def compute_expected(mistake_id: str | None = None) -> Mapping[str, Tensor]:
@@ -267,7 +269,7 @@ def get_level(name: str) -> tuple[int, str]:
 
 
 def check_order(results: PartResults) -> None:
-    """Raise Fault if a part's backward is not called, or runs before the backward of a later part."""
+    """Raise CheckError if a part's backward is not called, or runs before the backward of a later part."""
     forward_order, backward_order = [*results.outputs], results.backward_order
     if missing := [name for name in forward_order if name not in backward_order]:
         raise CheckError(f"the backward() of {' and '.join(missing[-2:])} is never called", "not-walked-back")
@@ -280,7 +282,7 @@ def check_order(results: PartResults) -> None:
 
 
 def copy_output(output: object) -> Tensor:
-    """Copy the output of a forward pass. Raises Fault if it is not a tensor."""
+    """Copy the output of a forward pass. Raises CheckError if it is not a tensor."""
     if not isinstance(output, Tensor):
         raise CheckError("forward() must return a tensor", "nothing-returned")
     return output.clone()
@@ -297,7 +299,7 @@ def make_incoming_gradient(output: Tensor) -> Tensor:
 
 
 def check_saved(gate: str, tape, x: Tensor) -> None:
-    """Raise Fault if a part saves more bytes than it needs."""
+    """Raise CheckError if a part saves more bytes than it needs."""
     rows, element = x.numel() // x.shape[-1], x.element_size()
     T = x.shape[1]
     extra_elements = {
@@ -321,9 +323,9 @@ def check_saved(gate: str, tape, x: Tensor) -> None:
 def make_wrong_count(
     size: Callable[[Tensor], int], by_address: bool
 ) -> Callable[[Sequence[Sequence[Tensor]]], int]:
-    """Return an incorrect byte counter: it adds up `size` per tensor or, if `once`, per address."""
-    return lambda kept: sum(
-        {t.data_ptr() if by_address else -i: size(t) for i, t in enumerate(chain(*kept), 1)}.values()
+    """Return an incorrect byte counter: it adds up `size` per tensor or, if `by_address`, per address."""
+    return lambda saved: sum(
+        {t.data_ptr() if by_address else -i: size(t) for i, t in enumerate(chain(*saved), 1)}.values()
     )
 
 
@@ -336,17 +338,17 @@ WRONG_COUNTERS = {
 
 
 def check_tape(gate: str, module: Module, seed: int) -> str:
-    """Check the bytes that the tape reports for tensors with and without shared memory. Raises Fault if wrong."""
-    matrix, other = torch.zeros(4, 6), torch.zeros(3, dtype=torch.float64)
+    """Check the bytes that the tape reports for tensors with and without shared memory. Raises CheckError if wrong."""
+    matrix, vector = torch.zeros(4, 6), torch.zeros(3, dtype=torch.float64)
     tapes = (
         ("nothing", {}, 0),
         ("a tensor of 24 floats", {"a": (matrix,)}, 96),
-        ("two tensors", {"a": (matrix, other)}, 120),
+        ("two tensors", {"a": (matrix, vector)}, 120),
         ("a tensor under two names", {"a": (matrix,), "b": (matrix,)}, 96),
         ("three views of one tensor", {"a": matrix.chunk(3, 1)}, 96),
         ("a row, which keeps the whole tensor alive", {"a": (matrix[1],)}, 96),
         ("two tensors of one size", {"a": (matrix, torch.ones(4, 6))}, 192),
-        ("an expanded tensor", {"a": (other[:1].expand(1000),)}, 24),
+        ("an expanded tensor", {"a": (vector[:1].expand(1000),)}, 24),
     )
     got_bytes = []
     for _, saved, _ in tapes:

@@ -83,8 +83,8 @@ MISTAKES = (
             {"shifted": lambda v: -v.logits - (-v.logits).max(-1, keepdims=True)}),
     Mistake("softmax-twice", "with the softmax of p, which is already a softmax", {"p": lambda v: softmax(softmax(v.logits))}),
     *(
-        Mistake("other-axis", f"with the softmax taken over {words}, not over the vocabulary", changes)
-        for axis, words in ((0, "the sequences"), (1, "the places"), (None, "everything"))
+        Mistake("other-axis", f"with the softmax taken over {description}, not over the vocabulary", changes)
+        for axis, description in ((0, "the sequences"), (1, "the places"), (None, "everything"))
         for changes in (
             {"lse": lambda v, axis=axis: np.log(np.exp(v.shifted).sum(axis, keepdims=True))},
             {"p": lambda v, axis=axis: softmax(v.logits, axis),
@@ -133,7 +133,7 @@ MISTAKES = (
 def normal_cdf(x: np.ndarray) -> np.ndarray:
     import math
 
-    return np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)
+    return np.vectorize(lambda z: (1 + math.erf(z / math.sqrt(2))) / 2)(x)
 
 
 def erf_slope(x: np.ndarray) -> np.ndarray:

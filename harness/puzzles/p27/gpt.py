@@ -54,8 +54,8 @@ class BufferLayout:
     """The layout of a model's tensors in a buffer.
 
     Attributes:
-        count: The number of elements of a buffer, including the padding between tensors, which is 0.
-        decayed: The number of leading elements with weight decay, all of them in matrices.
+        num_elements: The size of a buffer, including the zero padding between tensors.
+        num_decayed: The number of leading elements with weight decay, those of the matrices.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]):
@@ -86,8 +86,8 @@ class State:
 
     Attributes:
         sizes: The model's sizes.
-        pieces: The layout of the three buffers.
-        master, mean, square: [count], float32: the parameters, and the running means of gradients and their squares.
+        layout: The layout of the three buffers.
+        master, mean, square: [num_elements], float32: the parameters, and the running means of gradients and their squares.
         steps: The number of steps so far.
     """
 
@@ -132,17 +132,19 @@ class State:
         """Read a state that `save` wrote. Raises UsageError if the file is missing or from another model."""
         try:
             with path.open("rb") as file:
-                loaded = torch.load(file, map_location="cpu", weights_only=True)
-            saved_sizes = Sizes(**loaded["sizes"])
-            layout = BufferLayout(loaded["parameters"])
-            state = cls(saved_sizes, layout, *allocate_buffers(layout.num_elements, device), loaded["steps"])
+                contents = torch.load(file, map_location="cpu", weights_only=True)
+            saved_sizes = Sizes(**contents["sizes"])
+            layout = BufferLayout(contents["parameters"])
+            state = cls(
+                saved_sizes, layout, *allocate_buffers(layout.num_elements, device), contents["steps"]
+            )
             for kind, buffer in (
                 ("parameters", state.master),
                 ("mean", state.mean),
                 ("square", state.square),
             ):
                 for name, view in state.layout.make_views(buffer).items():
-                    view.copy_(loaded[kind][name])
+                    view.copy_(contents[kind][name])
         except OSError as error:
             raise UsageError(f"--load {path}: {error.strerror}") from error
         except Exception as error:  # from zip or pickle, or a missing key
@@ -153,5 +155,5 @@ class State:
 
 
 def allocate_buffers(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    one, two, three = torch.zeros(3, count, device=device)
-    return one, two, three
+    master, mean, square = torch.zeros(3, count, device=device)
+    return master, mean, square

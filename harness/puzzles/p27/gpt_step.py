@@ -29,7 +29,7 @@ def head(
     """Return the mean loss of the logits x weight^T, [rows, V], and the gradients of x and weight.
 
     On a GPU the operator of `harness.nn.linear_cross_entropy` computes the logits chunk by chunk; elsewhere
-    they are in the workspace from `matrix`.
+    `allocate_matrix` allocates them in the workspace.
     """
     if host.load("cross_entropy", x.device.type):
         integers, numbers, gradients = (
@@ -58,7 +58,7 @@ def ignore_value(name: str, value: Tensor) -> None: ...
 
 
 class Workspace:
-    """The unused part of the gradients' buffer [count]: all of it, then the part before the current block."""
+    """The unused part of the gradients' buffer: all of it, then the part before the current block."""
 
     def __init__(self, layout: BufferLayout, buffer: Tensor):
         self.layout, self.buffer = layout, buffer
@@ -85,12 +85,12 @@ class ManualPass:
     Args:
         sizes: The model's sizes.
         p: Its parameters in the working dtype, by their names on the tape.
-        note: Called with the name and value of every activation and input gradient: "block0.qkv, its output".
-        idle: The parameter gradients' buffer, until then used as workspace; None to allocate both.
+        on_value: Called with the name and value of every activation and input gradient: "block0.qkv, its output".
+        workspace: The parameter gradients' buffer, used as workspace until it is written; None to allocate both.
 
     Attributes:
         grads: The parameters' gradients, after `backward`.
-        kept: Name of a part -> the tensors saved for its backward pass.
+        saved: Name of a part -> the tensors saved for its backward pass.
     """
 
     sizes: Sizes
@@ -144,8 +144,8 @@ class ManualPass:
     def norm_linear_backward(
         self, dx: Tensor, dy: Tensor, ln: str, linear: str, previous_linear: str
     ) -> Tensor:
-        """Return the residual's gradient plus the branch's; its sum over rows is the bias gradient of `before`,
-        the linear layer that last added to the residual, if any."""
+        """Return the residual's gradient plus the branch's; its sum over rows is the bias gradient of
+        `previous_linear`, the linear layer that last added to the residual, if any."""
         x, statistics = self.saved.pop(ln)
         gamma, beta, W = (self.p[name] for name in (f"{ln}.weight", f"{ln}.bias", f"{linear}.weight"))
         branch, dgamma, dbeta, dW, db = parts.layernorm_linear_backward(dy, x, statistics, gamma, beta, W)
@@ -244,8 +244,8 @@ class ManualTrainer:
     Attributes:
         state: The state to train.
         working: The parameters in the working dtype, in one buffer; the state's buffer if that is float32.
-        gradients: The last step's gradients, [count], in the working dtype.
-        numbers: AdamW's inputs of each step: the rate and both bias corrections, float32 [3].
+        gradients: The last step's gradients in one buffer, in the working dtype.
+        step_inputs: AdamW's inputs of each step: the rate and both bias corrections, float32 [3].
         norm: The norm of all gradients of the last step, float32 [1].
     """
 

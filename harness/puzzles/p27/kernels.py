@@ -181,7 +181,7 @@ def compute_overflowing_lse(v: Derivation) -> np.ndarray:
 
 
 def compute_exponentials(v: Derivation, subtracted: np.ndarray | None = None) -> np.ndarray:
-    """Return exp(logits - largest), by default with each row's maximum; 0 where float32 underflows."""
+    """Return exp(logits - subtracted), by default with each row's maximum; 0 where float32 underflows."""
     weights = np.exp(v.logits - (v.row_max if subtracted is None else subtracted))
     return np.where(weights < np.finfo(np.float32).smallest_subnormal, 0, weights)
 
@@ -213,7 +213,7 @@ def update_without_decay(v: Derivation) -> np.ndarray:
 
 
 def sum_by_order(v: Derivation, get_rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
-    """Return a table [V, C] in which a token's row sums the rows of dx with the indices `rows(begin, end)`."""
+    """Return a table [V, C] in which a token's row sums the rows of dx with the indices `get_rows(begin, end)`."""
     flat = v.dx.reshape(-1, v.dx.shape[-1])
     return np.stack([flat[get_rows(a, b)].sum(0) for a, b in zip(v.starts[:-1], v.starts[1:], strict=True)])
 
@@ -234,7 +234,7 @@ def compute_gelu(v: Derivation, s: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def make_sigmoid_mistake(id: str, description: str, exponent_scale: float) -> Mistake:
-    """Return the mistake of exp(times * u) in the sigmoid of GELU."""
+    """Return the mistake of exp(exponent_scale * u) in the sigmoid of GELU."""
     return Mistake(id, description, {
         name: lambda v, name=name: compute_gelu(v, 1 / (1 + np.exp(exponent_scale * v.u)))[name] for name in ("gelu", "grad_gelu")
     })  # fmt: skip
@@ -464,7 +464,7 @@ def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     exact, changes = derive(arrays), dict[str, float]()
     for name, quantity in (("row_lse", "grad_rows"), ("row_loss", "mean_loss")):
         if name in saved and np.isfinite(saved[name]).all():
-            rounded = derive(arrays, {name: lambda v, kept=saved[name]: kept})
+            rounded = derive(arrays, {name: lambda v, value=saved[name]: value})
             change = np.abs(getattr(rounded, quantity) - getattr(exact, quantity))
             changes[quantity] = float(change.max(initial=0.0))
     return changes
@@ -490,7 +490,7 @@ def compute_worst_gelu(x, dx) -> tuple:
         return output.detach(), torch.autograd.grad(output, leaf, dx.to(x.dtype))[0]
 
     def select_worst(first, second, truth):
-        return max((first, second), key=lambda each: (each.double() - truth).abs().max().item())
+        return max((first, second), key=lambda result: (result.double() - truth).abs().max().item())
 
     truths = compute_with_grad(forms[0], x.double())
     return tuple(map(select_worst, *(compute_with_grad(form, x) for form in forms), truths))

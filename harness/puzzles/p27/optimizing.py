@@ -34,7 +34,7 @@ alone are checked with the kernels' constants, which that file lacks, so that an
 def raise_diagnosis(
     gate: str, evidence: Mapping[str, list[Evidence]], extra_mistakes: tuple[Mistake, ...] = ()
 ) -> None:
-    """Raise Fault for the first wrong quantity, diagnosed by the puzzle's formulas and `more` mistakes."""
+    """Raise CheckError for the first wrong quantity, diagnosed by the puzzle's formulas and `extra_mistakes`."""
     puzzle = find_puzzle("p27")
     puzzle = replace(puzzle, mistakes=(*extra_mistakes, *puzzle.mistakes))
     for quantity, cases in evidence.items():
@@ -85,7 +85,7 @@ def list_clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mista
 
 
 def check_clip(gate: str, module: Module, seed: int) -> str:
-    """Check norms above and below the limit against `clip_grad_norm_`. Raises Fault if wrong."""
+    """Check norms above and below the limit against `clip_grad_norm_`. Raises CheckError if wrong."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"a": (3, 4), "b": (5,), "c": (2, 2)}
     evidence: dict[str, list[Evidence]] = {"norm": [], "clipped": []}
@@ -147,7 +147,6 @@ class AdamWState:
         return AdamWState({name: t.clone() for name, t in self.p.items()}, moments)
 
     def update(self, module: Module, grads: Tensors, step: int) -> None:
-        """Update the state in place with the learner's AdamW."""
         betas = kernels.BETA1, kernels.BETA2
         grads_copy = {name: g.clone() for name, g in grads.items()}
         constants = kernels.RATE, betas, kernels.EPS, kernels.DECAY
@@ -181,7 +180,7 @@ LOOP_MISTAKES = (
 
 
 def check_adamw(gate: str, module: Module, seed: int) -> str:
-    """Check three updates against PyTorch's; if any is wrong, check each from a correct state. Raises Fault."""
+    """Check three updates against PyTorch's; if any is wrong, check each from a correct state. Raises CheckError."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -219,7 +218,7 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
 
 
 def check_in_place(got: AdamWState, previous: AdamWState) -> None:
-    """Raise Fault if an update leaves either of the means unchanged."""
+    """Raise CheckError if an update leaves either of the means unchanged."""
     for i, (name, label) in enumerate((("mean", "g"), ("square", "g * g"))):
         if all(torch.equal(got.moments[n][i], previous.moments[n][i]) for n in got.p):
             advice = IN_PLACE.format(name, f"*= beta; {name} += ...")
@@ -239,7 +238,7 @@ def train_reference(
     always_first_step: bool = False,
     update: bool = True,
 ) -> Tensors:
-    """Return losses and parameters of a run with autograd and PyTorch's AdamW, from gradients `junk`.
+    """Return losses and parameters of a run with autograd and PyTorch's AdamW, starting from `initial_grads`.
 
     `zero_grads` is when gradients are cleared: "before" or "after" a step, "too late" (before the update), or
     "never"; `slices` split an excerpt into tokens and targets. With `always_first_step`, every step uses the
@@ -303,7 +302,7 @@ STEP_MISTAKES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def check_step(gate: str, module: Module, seed: int) -> str:
-    """Check three steps against autograd with PyTorch's AdamW. Raises Fault if any is wrong."""
+    """Check three steps against autograd with PyTorch's AdamW. Raises CheckError if any is wrong."""
     generator = torch.Generator().manual_seed(seed)
     p = init_parameters(layers=1, width=8, vocabulary=9, context=8, seed=seed)
     excerpts = [torch.randint(9, (3, 6), generator=generator) for _ in range(3)]

@@ -29,8 +29,8 @@ class Formula:
 
     Attributes:
         puzzle: The puzzle with the part's derivation and mistakes.
-        dims: B, T, C, V -> that puzzle's sizes.
-        arrays: The part's inputs by name, and B, T, C, V -> the derivation's inputs.
+        convert_dims: B, T, C, V -> that puzzle's sizes.
+        make_arrays: The part's inputs by name, and B, T, C, V -> the derivation's inputs.
         quantities: Quantity -> the checker's name, the name in reports, a view in the derivation's shape.
     """
 

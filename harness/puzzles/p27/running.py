@@ -96,7 +96,7 @@ def record_parts(module: Module) -> Iterator[PartResults]:
 
 
 def make_excerpt(B: int, T: int, V: int, seed: int, ignore_some: bool = True) -> tuple[Tensor, Tensor]:
-    """Return tokens and targets [B, T]; if `ignored`, a third of the targets are ignored (never all)."""
+    """Return tokens and targets [B, T]; if `ignore_some`, a third of the targets are ignored (never all)."""
     generator = torch.Generator().manual_seed(seed)
     tokens, targets = (torch.randint(V, (B, T), generator=generator) for _ in range(2))
     if ignore_some:
@@ -104,9 +104,9 @@ def make_excerpt(B: int, T: int, V: int, seed: int, ignore_some: bool = True) ->
     return tokens, targets
 
 
-def count_saved_bytes(kept: Mapping[str, tuple[Tensor, ...]]) -> int:
+def count_saved_bytes(saved_tensors: Mapping[str, tuple[Tensor, ...]]) -> int:
     """Return the bytes of the saved tensors' storages, each counted once."""
-    tensors = [tensor for saved in kept.values() for tensor in saved]
+    tensors = [tensor for saved in saved_tensors.values() for tensor in saved]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
@@ -128,7 +128,7 @@ def compute_with_autograd(
 def collect_values(
     output: Tensor, results: PartResults, grads: Mapping[str, Tensor], initial_grads: Mapping[str, Tensor]
 ) -> Tensors:
-    """Return the values of a learner's pass by the same names; `grads` were `start` before it."""
+    """Return the values of a learner's pass by the same names; `grads` were `initial_grads` before it."""
     input_grads = {f"the gradient of what {part} is given": t for part, t in results.gradients.items()}
     param_grads = {f"the gradient of {name}": grads[name] - initial_grads[name] for name in grads}
     return {"the output": output, **input_grads, **param_grads}

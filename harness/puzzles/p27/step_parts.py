@@ -139,7 +139,7 @@ def attention_gradient(
 
 
 def sort_positions(tokens: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Return the int64 positions [rows] sorted by token, and each token's first index there [vocabulary + 1]."""
+    """Return the int64 positions [rows] sorted by token, and the offset of each token's first one [vocab_size + 1]."""
     order = tokens.argsort(stable=True)
     token_ids = torch.arange(vocab_size + 1, device=tokens.device)
     return order, torch.searchsorted(tokens[order], token_ids)
@@ -189,11 +189,11 @@ def adamw(
     """Update in place both means, the parameters, and their working copy, which may be the same memory.
 
     Args:
-        master, mean, square: [count], float32.
-        working, gradients: [count], in the working dtype.
-        numbers: Rate, and the corrections 1 - beta^step of both means, float32 [3].
+        master, mean, square: [num_elements], float32.
+        working, gradients: [num_elements], in the working dtype.
+        step_inputs: The learning rate, and the corrections 1 - beta^step of both means, float32 [3].
         norm: The norm of all gradients, float32 [1], for clipping.
-        decayed: The number of leading elements that decay.
+        num_decayed: The number of leading elements with weight decay.
     """
     if library := get_kernels(gradients):
         tensors = (master, working, mean, square, gradients, step_inputs, norm)

@@ -78,7 +78,7 @@ def run_steps(
 
 
 def generate_text(compute_logits: Callable[[Tensor], Tensor], context: int, num_bytes: int, seed: int) -> str:
-    """Return START followed by `count` sampled bytes, as characters that a terminal can print.
+    """Return PROMPT followed by `num_bytes` sampled bytes, as characters that a terminal can print.
 
     `compute_logits` maps tokens [1, T], T up to `context`, to the logits [256] of the next byte.
     """

@@ -23,7 +23,7 @@ CALLS_PER_GRAPH = 10
 SLOW_STEPS = (7, 8, 10)
 """Steps with slow initial code, which get one call per graph."""
 MATRICES_MOVED = {"rows": 2, "once": 2, "vectors": 2, "shuffles": 2, "dx": 3, "dgamma": 2}
-"""Number of [rows, hidden] matrices that a step must move."""
+"""Number of [rows, hidden] matrices that a step must read or write."""
 GRADIENTS = "dln", "dW"
 """The matmuls of the backward pass, in the order in which the bare ones are numbered."""
 PEAK_BANDWIDTH = 4.8e6

@@ -35,7 +35,7 @@ InitialCost = float | Mapping[str, float]
 
 
 def divide_bytes(sites, divisor: float) -> Cost:
-    """Return the cost of the bytes that memory instructions move, divided by `over`."""
+    """Return the cost of the bytes that memory instructions move, divided by `divisor`."""
     return divide_amounts([(site.instr, site.traffic.bytes) for site in sites], divisor)
 
 
@@ -174,7 +174,7 @@ def make_partial_sum_limit(step: str, initial: InitialCost) -> Limit:
 def make_global_load_limit(
     step: str, tile_height: int, tile_width: int, initial: InitialCost, tensors: tuple[str, ...] = OPERANDS
 ) -> Limit:
-    """Return a limit on the elements read per multiply-add: 1 / high + 1 / wide, those of a high x wide tile."""
+    """Return a limit on the elements read per multiply-add: those of a tile, 1 / tile_height + 1 / tile_width."""
 
     def compute_cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("global", tensors, "load")
@@ -196,7 +196,7 @@ def make_bank_conflict_limit(step: str, initial: InitialCost) -> Limit:
 
 
 def make_shared_load_limit(step: str, thread_tile: int, initial: InitialCost, itemsize: int = 4) -> Limit:
-    """Return a limit on shared bytes loaded per multiply-add; a thread computes each x each results."""
+    """Return a limit on shared bytes loaded per multiply-add; a thread computes a square of `thread_tile` x `thread_tile`."""
 
     def compute_cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("shared", verb="load")
@@ -313,7 +313,7 @@ BACKWARD_INPUTS = ("dln", "input")
 
 
 def list_row_limits(step: str, **initial: InitialCost) -> tuple[Limit, ...]:
-    """Return the limits of a LayerNorm forward step: its own first, then those of earlier steps."""
+    """Return the limits of a LayerNorm forward step: the step's limit first, then those of earlier steps."""
     output = f"{step}_out"
     limits: list[Limit] = []
     if "shared" in initial:

@@ -39,7 +39,7 @@ def sum_totals(totals: Sequence[CostTotal]) -> CostTotal:
 
 
 def compute_initial_costs(dims: Dims, itemsize: int) -> dict[str, CostTotal]:
-    """Return the initial code's costs by launch; LayerNorm's elements have `element` bytes, products' two."""
+    """Return the initial code's costs by launch; LayerNorm's elements have `itemsize` bytes, a matmul's two."""
     rows, hidden, outputs = dims
     x, slabs = rows * hidden, -(-rows // SLAB)
 

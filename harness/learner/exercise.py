@@ -43,15 +43,12 @@ class Exercise:
 
     @property
     def package(self) -> OpPackage:
-        """The op package. Raises DamagedFile for a missing link, CompileFailed for the wrong puzzle."""
+        """The op package. Raises DamagedFile for a missing link, CompileFailed for another puzzle's package."""
         if self.ops:
-            package = OpPackage(self.ops)
-            expected_ops, registered_ops = (
-                [call.op.name for call in self.puzzle.calls],
-                package.find_registered_ops(),
-            )
-            if registered_ops and not registered_ops & {*expected_ops}:
-                message = f"is not a package of {self.puzzle.name}: it registers no op {expected_ops[0]!r}"
+            package, expected = OpPackage(self.ops), [call.op.name for call in self.puzzle.calls]
+            registered = package.find_registered_ops()
+            if registered and not registered & {*expected}:
+                message = f"is not a package of {self.puzzle.name}: it registers no op {expected[0]!r}"
                 raise CompileFailed(f"{self.ops} {message}")
             return package
         layout.check_layout(self.puzzle.name, self.root)

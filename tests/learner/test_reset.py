@@ -92,8 +92,8 @@ def test_puzzle_reset_restores_changed_files(checkout):
 
 @pytest.mark.parametrize("missing", ["problems", "problems/p22", "problems/p22/op"])
 def test_puzzle_reset_restores_missing_files(checkout, missing):
-    others = [path for path in (checkout.path / "problems").iterdir() if path.name != "p22"]
-    for path in others:  # a reset restores one puzzle
+    other_puzzles = [path for path in (checkout.path / "problems").iterdir() if path.name != "p22"]
+    for path in other_puzzles:  # a reset restores one puzzle
         shutil.rmtree(path)
     before = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
     shutil.rmtree(checkout.path / missing)

@@ -57,17 +57,17 @@ def assert_as_accurate_as_pytorch(tensors, grad_out=None, **options) -> None:
     """
     got = differentiate(attention, tensors, grad_out, **options)
     baseline_results = differentiate(pytorch_attention, tensors, grad_out, **options)
-    wide = [tensor.double() for tensor in tensors]
-    exact = differentiate(pytorch_attention, wide, grad_out, **convert_mask_to_float64(options))
+    doubles = [tensor.double() for tensor in tensors]
+    exact = differentiate(pytorch_attention, doubles, grad_out, **convert_mask_to_float64(options))
     assert len(got) == len(baseline_results) == len(exact)
     dtype = tensors[0].dtype
     floor = (4096 if dtype == torch.float64 else 32) * torch.finfo(dtype).eps
-    for name, ours, theirs, truth in zip(
+    for name, actual, eager, truth in zip(
         ("output", *NAMES, "mask"), got, baseline_results, exact, strict=False
     ):
-        assert ours.dtype == dtype and ours.shape == truth.shape, name
+        assert actual.dtype == dtype and actual.shape == truth.shape, name
         size = max(float(truth.abs().max()) if truth.numel() else 0.0, 0.1)
-        error, torch_error = ((t.double() - truth).abs().max() if t.numel() else 0.0 for t in (ours, theirs))
+        error, torch_error = ((t.double() - truth).abs().max() if t.numel() else 0.0 for t in (actual, eager))
         assert error <= 4 * torch_error + floor * size, f"{name}: error {error}, PyTorch's {torch_error}"
 
 

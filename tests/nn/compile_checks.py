@@ -39,10 +39,10 @@ def compute_results(call, model, *inputs) -> list:
     return [*(o.detach() for o in outputs), *torch.autograd.grad(loss, leaves, allow_unused=True)]
 
 
-def assert_same(ours: list, theirs: list, rtol=2e-5, atol=2e-6) -> None:
+def assert_same(actual: list, expected: list, rtol=2e-5, atol=2e-6) -> None:
     """Assert equal values and dtypes, and that the same gradients are None."""
-    assert [t is None for t in ours] == [t is None for t in theirs]
-    for a, b in zip(ours, theirs, strict=True):
+    assert [t is None for t in actual] == [t is None for t in expected]
+    for a, b in zip(actual, expected, strict=True):
         if b is not None:
             torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
 

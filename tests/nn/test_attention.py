@@ -89,8 +89,8 @@ def test_leading_dimensions(query_shape, key_shape):
     query, key, value = (torch.randn(s, generator=generator) for s in (query_shape, key_shape, key_shape))
     got = differentiate(attention, (query, key, value))
     expected = differentiate(compute_attention, [t.double() for t in (query, key, value)])
-    for ours, truth in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+    for actual, truth in zip(got, expected, strict=True):
+        torch.testing.assert_close(actual.double(), truth, rtol=1e-5, atol=1e-5)
 
 
 EMPTY_SHAPES = {
@@ -158,8 +158,8 @@ def test_large_scores_have_accurate_gradients(score):
     value, grad_out = (torch.randn(1, 1, rows, 2, generator=generator) for rows in (5, 3))
     out, lse = attention_with_lse(query, key, value, scale=1.0)
     got = attention_backward(grad_out, query, key, value, out, lse, scale=1.0)
-    wide = as_triple(tensor.double() for tensor in (query, key, value))
-    expected = differentiate(F.scaled_dot_product_attention, wide, grad_out.double(), scale=1.0)
+    doubles = as_triple(tensor.double() for tensor in (query, key, value))
+    expected = differentiate(F.scaled_dot_product_attention, doubles, grad_out.double(), scale=1.0)
     offsets = torch.tensor([0, 3]).int(), torch.tensor([0, 5]).int()
 
     def run_packed(*tensors, **options):

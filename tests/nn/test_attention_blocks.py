@@ -74,8 +74,8 @@ def test_query_parts_combine_to_full_attention():
         )[0]
         for query_slice in (slice(0, 2), slice(2, 9))
     ]
-    wide = [tensor.double().repeat_interleave(4 // tensor.shape[1], 1) for tensor in tensors]
-    assert_close([torch.cat(outputs, 2)], compute_reference(wide, visible)[:1])
+    doubles = [tensor.double().repeat_interleave(4 // tensor.shape[1], 1) for tensor in tensors]
+    assert_close([torch.cat(outputs, 2)], compute_reference(doubles, visible)[:1])
 
 
 def test_autograd_differentiates_output_and_lse():
@@ -149,8 +149,8 @@ def test_large_scores_in_parts(score):
     results, _ = compute_from_parts(query, key, value, [slice(0, 2), slice(2, 5)], scale=1.0)
     truth = compute_reference([query * 2**0.5, key, value])
     truth[1] *= 2**0.5  # undo the factor 2**0.5, which cancels PyTorch's default scale
-    for ours, expected in zip(results, truth, strict=True):
-        assert (ours - expected).abs().max() <= 1e-6 + 1e-5 * expected.abs().max()
+    for actual, expected in zip(results, truth, strict=True):
+        assert (actual - expected).abs().max() <= 1e-6 + 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("score", [1e2, 1e4, 1e6])

@@ -189,17 +189,17 @@ def test_explain_matches_launches(launch_log):
 def test_lse_and_its_gradient_are_accurate():
     leaves = make_leaves(S=20, T=24)
     output, lse = attention_with_lse(*leaves, is_causal=True)
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    scores = wide[0] @ wide[1].mT / 4
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
+    scores = doubles[0] @ doubles[1].mT / 4
     scores = scores.masked_fill(torch.ones(20, 24).triu(1).bool(), -torch.inf)
-    truth, expected_lse = torch.softmax(scores, -1) @ wide[2], torch.logsumexp(scores, -1)
+    truth, expected_lse = torch.softmax(scores, -1) @ doubles[2], torch.logsumexp(scores, -1)
     assert_within_rounding(lse, expected_lse, 2**-22)
     got = torch.autograd.grad(output.float().sum() + lse.pow(2).sum(), leaves)
-    expected = torch.autograd.grad(truth.sum() + expected_lse.pow(2).sum(), wide, retain_graph=True)
+    expected = torch.autograd.grad(truth.sum() + expected_lse.pow(2).sum(), doubles, retain_graph=True)
     for actual, reference in zip(got, expected, strict=True):
         assert_within_rounding(actual, reference)
     backward = attention_backward(torch.ones_like(output), *leaves, output, lse, is_causal=True)
-    for actual, reference in zip(backward, torch.autograd.grad(truth.sum(), wide), strict=True):
+    for actual, reference in zip(backward, torch.autograd.grad(truth.sum(), doubles), strict=True):
         assert_within_rounding(actual, reference)
 
 
@@ -294,7 +294,7 @@ def test_saved_tensor_hooks_and_checkpoints():
 
 def test_second_derivatives_and_transforms_match_pytorch():
     leaves = make_leaves(S=9, T=11)
-    wide = [t.detach().double().requires_grad_() for t in leaves]
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
 
     def second_derivatives(function, tensors):
         (first,) = torch.autograd.grad(function(*tensors).pow(2).sum(), tensors[0], create_graph=True)
@@ -304,7 +304,7 @@ def test_second_derivatives_and_transforms_match_pytorch():
         return torch.softmax(query @ key.mT / 4, -1) @ value
 
     for got, reference in zip(
-        second_derivatives(attention, leaves), second_derivatives(reference_attention, wide), strict=True
+        second_derivatives(attention, leaves), second_derivatives(reference_attention, doubles), strict=True
     ):
         assert_within_rounding(got, reference, 2**-6)
     query, key, value = (t.detach() for t in leaves)
@@ -397,13 +397,13 @@ def test_autocast_and_unsupported_dtypes():
     with torch.autocast(torch.get_default_device().type, BF16):
         output = attention(*leaves)
         sums = attention_with_lse(*leaves)[1]
-    narrow = attention(*(t.to(BF16) for t in leaves))
-    assert output.dtype == BF16 and torch.equal(output, narrow) and sums.dtype == torch.float32
+    in_bfloat16 = attention(*(t.to(BF16) for t in leaves))
+    assert output.dtype == BF16 and torch.equal(output, in_bfloat16) and sums.dtype == torch.float32
     output.sum().backward()
     assert leaves[0].grad is not None and leaves[0].grad.dtype == torch.float32
-    wide = [t.requires_grad_() for t in make_tensors(torch.float64, S=4, T=5, d=3)]
-    assert torch.autograd.gradcheck(attention, wide)  # PyTorch's fused CPU kernel has no second derivative
-    assert torch.autograd.gradgradcheck(lambda *t: attention_with_lse(*t, is_causal=True), wide)
+    doubles = [t.requires_grad_() for t in make_tensors(torch.float64, S=4, T=5, d=3)]
+    assert torch.autograd.gradcheck(attention, doubles)  # PyTorch's fused CPU kernel has no second derivative
+    assert torch.autograd.gradgradcheck(lambda *t: attention_with_lse(*t, is_causal=True), doubles)
     assert_as_accurate_as_pytorch(make_tensors(S=9, T=11, d=264))
 
 
@@ -521,24 +521,24 @@ def test_key_blocks_and_their_gradients_combine(optional_log):
     lse = torch.logaddexp(results[0][1], results[1][1])
     weighted = [torch.exp(part_lse - lse)[..., None] * out for out, part_lse in results]
     output = torch.stack(weighted).sum(0).to(BF16)
-    wide = [t.double().requires_grad_() for t in (query, key, value)]
+    doubles = [t.double().requires_grad_() for t in (query, key, value)]
     masked_out = torch.arange(96) > torch.arange(64)[:, None] + 32
-    scores = (wide[0] @ wide[1].mT / 4).masked_fill(masked_out, -torch.inf)
-    truth = torch.softmax(scores, -1) @ wide[2]
+    scores = (doubles[0] @ doubles[1].mT / 4).masked_fill(masked_out, -torch.inf)
+    truth = torch.softmax(scores, -1) @ doubles[2]
     assert_within_rounding(output, truth)
     grad = torch.randn(output.shape).to(BF16)
     delta = attention_delta(grad, output)
     pairs = zip(halves, parts, strict=True)
     grads = [block_backward(grad, query, *half, lse, delta, part) for half, part in pairs]
     got = grads[0][0].float() + grads[1][0], *(torch.cat([g[i] for g in grads], 2) for i in (1, 2))
-    for part_lse, reference in zip(got, torch.autograd.grad(truth, wide, grad.double()), strict=True):
+    for part_lse, reference in zip(got, torch.autograd.grad(truth, doubles, grad.double()), strict=True):
         assert_within_rounding(part_lse, reference)
     assert get_launch_names(optional_log) == [*WGMMA[:1] * 2, *WGMMA[1:] * 2]
     visible_blocks = torch.tensor([[True, False, True], [True, True, False]])
     output, _ = attention_block(query, key, value, Part(blocks=visible_blocks, block_size=32))
     mask = visible_blocks.repeat_interleave(32, 0).repeat_interleave(32, 1)
-    scores = (wide[0] @ wide[1].mT / 4).masked_fill(~mask, -torch.inf)
-    assert_within_rounding(output, torch.softmax(scores, -1) @ wide[2])
+    scores = (doubles[0] @ doubles[1].mT / 4).masked_fill(~mask, -torch.inf)
+    assert_within_rounding(output, torch.softmax(scores, -1) @ doubles[2])
 
 
 def test_calls_beyond_the_grid_limit_fall_back_to_pytorch():

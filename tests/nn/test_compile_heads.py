@@ -138,7 +138,7 @@ def reuse_logits(m, x, t):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (return_logits, "the graph returns its logits"),
+        (return_logits, "its logits are outputs"),
         (reuse_logits, "square also reads its logits"),
         (modify_between, "mul_ in between may change a tensor in place"),
         (exit_autocast_between, "_exit_autocast in between switches a mode of PyTorch"),

@@ -51,8 +51,8 @@ def test_failed_kernel_load_warns_once(cpu_operators, monkeypatch):
     """C++ calls `open_part` from any thread and cannot handle Python exceptions."""
     handles = (ctypes.c_void_p * 1)()
 
-    def assert_warns(words):
-        with pytest.warns(RuntimeWarning, match=rf"attention \(float16\): PyTorch's own .*GPU: {words}"):
+    def assert_warns(message):
+        with pytest.warns(RuntimeWarning, match=rf"attention \(float16\): PyTorch's own .*GPU: {message}"):
             assert host.open_part(b"attention", b"float16", 0, handles) == -1
 
     def fail_to_load(layer, part, index):

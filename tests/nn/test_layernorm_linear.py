@@ -72,8 +72,8 @@ def compute_with_rounded_means(inputs, dy):
 
 def assert_accurate(got, inputs, dy, reference=eager, rounded_truth=None):
     """Assert that errors are at most twice those of `reference` or `rounded_truth`, plus half an ulp."""
-    wide = [t if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
-    truth = step(eager, wide, dy.double())
+    doubles = [t if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+    truth = step(eager, doubles, dy.double())
     baseline = step(reference, inputs, dy)
     for actual, eager_result, exact, rounded in zip(
         got, baseline, truth, rounded_truth or truth, strict=True
@@ -131,12 +131,12 @@ SIZES = [
 def test_outputs_and_gradients_are_accurate(sizes, dtype, device):
     inputs, dy = make_inputs(*sizes, dtype=dtype, device=device, mean=1.0)
     for memory in ("auto", "least"):
-        got, again = (
+        got, repeated = (
             step(lambda *t, memory=memory: fused_layernorm_linear(*t, memory=memory), inputs, dy)
             for _ in range(2)
         )
         assert_accurate(got, inputs, dy)
-        assert_same(again, got)
+        assert_same(repeated, got)
 
 
 @pytest.mark.parametrize("x_dtype", [BF16, SLOW_FP32], ids=str)

@@ -104,11 +104,11 @@ def test_narrow_dtypes_are_as_accurate_as_pytorch(dtype, reduction, device):
     def compute_in_float32(x, w, target, b, **options):
         return F.cross_entropy(F.linear(x, w, b).float(), target, **options)
 
-    ours = differentiate(linear_cross_entropy, inputs, reduction=reduction, chunk_rows=64)
-    theirs = differentiate(compute_in_float32, inputs, reduction=reduction)
+    results = differentiate(linear_cross_entropy, inputs, reduction=reduction, chunk_rows=64)
+    baselines = differentiate(compute_in_float32, inputs, reduction=reduction)
     truth = differentiate(compute_loss, to_float64(inputs), reduction=reduction)
-    assert ours[0].dtype == torch.float32 and all(tensor.dtype == dtype for tensor in ours[1:])
-    for got, baseline, exact in zip(ours, theirs, truth, strict=True):
+    assert results[0].dtype == torch.float32 and all(tensor.dtype == dtype for tensor in results[1:])
+    for got, baseline, exact in zip(results, baselines, truth, strict=True):
         error, limit = ((tensor.double() - exact).norm() / exact.norm() for tensor in (got, baseline))
         assert error <= 2 * limit + torch.finfo(torch.float32).eps
 

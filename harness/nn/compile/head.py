@@ -120,7 +120,7 @@ def find_other_reader(path: tuple[Node, ...]) -> str:
     for reader, node in pairwise(path):
         others = [user for user in node.users if user is not reader]
         if any(user.op == "output" for user in others):
-            return "the graph returns its logits"
+            return "its logits are outputs"
         if others:
             return f"{call_name(others[0])} also reads its logits"
     return ""

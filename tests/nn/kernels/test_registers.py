@@ -30,14 +30,14 @@ def test_forward_row_kernels_do_not_spill(part, tmp_path):
     assert len(stores) > 5 and max(stores.values()) <= 32, stores
 
 
-def find_reachable(program: Program, start: int, without: int | None = None) -> set[int]:
+def find_reachable(program: Program, start: int, removed: int | None = None) -> set[int]:
     """Return the basic blocks reachable from `start`, which is included only in a loop."""
-    visited, todo = set(), [start]
-    while todo:
-        for block in program.blocks[todo.pop()].succs:
-            if block not in visited and block != without:
+    visited, pending = set(), [start]
+    while pending:
+        for block in program.blocks[pending.pop()].succs:
+            if block not in visited and block != removed:
                 visited.add(block)
-                todo.append(block)
+                pending.append(block)
     return visited
 
 
@@ -50,7 +50,7 @@ def find_longest_jump(program: Program) -> int:
         inside = [i for other in loop for i in program.blocks[other].instrs]
         written = {r for i in inside if not is_wgmma_product(i) for r in get_reads_and_writes(i)[1]}
         if any(not written & set(get_operand_registers(i)) for i in products if loop):
-            optional = [b for b in loop - {index} if index in find_reachable(program, index, without=b)]
+            optional = [b for b in loop - {index} if index in find_reachable(program, index, removed=b)]
             longest = max([longest, *(len(program.blocks[b].instrs) for b in optional)])
     return longest
 

@@ -3,9 +3,9 @@
 import torch.nn.functional as F
 from gradcheck_calls import SiLU
 
+# ANCHOR: report
 from harness.testing import check_backward
 
-# ANCHOR: report
 report = check_backward(SiLU.apply, reference=F.silu, inputs={"x": ("N", "H")})
 print(report)
 # ANCHOR_END: report

@@ -136,7 +136,7 @@ def main():
 
     can_fork.__code__ = (lambda: False).__code__
     checker = SubprocessChecker(Exercise(PUZZLE, PUZZLE.find_rung("numpy"), Path(sys.argv[1])))
-    checker.check(checker.work.path, ["index"])
+    checker.check(checker.exercise.path, ["index"])
     imported = "__import__('os')._exit('torch' in __import__('sys').modules)"
     later = multiprocessing.get_context("forkserver").Process(target=eval, args=(imported,))
     later.start()

@@ -36,13 +36,9 @@ class RankError(Exception):
 
 
 def run_ranks(
-    function: Callable[..., Any],
-    arguments: Sequence[tuple[Any, ...]],
-    *,
-    format_error: Callable[[Exception], str] = repr,
-    source_file: Path | None = None,
-    timeout_s: float = 60.0,
-) -> list[Any]:
+    function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *,
+    format_error: Callable[[Exception], str] = repr, source_file: Path | None = None, timeout_s: float = 60.0,
+) -> list[Any]:  # fmt: skip
     """Call `function(*arguments[rank])` in one process for each element of `arguments`; return the results.
 
     Args:
@@ -92,15 +88,9 @@ def start_server() -> None:
 
 
 def run_rank(
-    connection: Connection,
-    folder: Path,
-    rank: int,
-    size: int,
-    timeout_s: float,
-    function: Callable[..., Any],
-    arguments: tuple,
-    format_error: Callable[[Exception], str],
-) -> None:
+    connection: Connection, folder: Path, rank: int, size: int, timeout_s: float,
+    function: Callable[..., Any], arguments: tuple, format_error: Callable[[Exception], str],
+) -> None:  # fmt: skip
     """Join the process group, report that, call the function, and send its result."""
     # Without the watcher, this process would wait for the other ranks forever if the parent were killed.
     watcher = threading.Thread(target=end_with_parent, args=(connection,), daemon=True)

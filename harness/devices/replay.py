@@ -29,13 +29,9 @@ class Replay:
         return self._kernels[symbol]
 
     def run(
-        self,
-        variant: str,
-        case: Case,
-        inputs: Arrays,
-        correct_values: Arrays | None = None,
+        self, variant: str, case: Case, inputs: Arrays, correct_values: Arrays | None = None,
         unwritten_names: Collection[str] = (),
-    ) -> Arrays:
+    ) -> Arrays:  # fmt: skip
         """Run one variant on one case.
 
         Args:

@@ -157,13 +157,11 @@ def collect_findings(devices: list[Device]) -> list[Finding]:
 def write_json(file: str, devices: list[Device], arch: str, code: int, result: int):
     """Write exit codes, launches and findings (`Finding.to_dict`) as JSON."""
     data = {
-        "device": f"virtual GPU ({arch})",
-        "program_exit_code": code,
-        "exit_code": result,
+        "device": f"virtual GPU ({arch})", "program_exit_code": code, "exit_code": result,
         "launches": sum(len(device.gpu.launches) for device in devices),
         "failures": [str(error) for device in devices for error in device.errors],
         "findings": [finding.to_dict() for finding in collect_findings(devices)],
-    }
+    }  # fmt: skip
     text = json.dumps(data, indent=2, default=int) + "\n"
     if file == "-":
         print(text, end="")

@@ -61,7 +61,6 @@ class Kernel:
 
     @functools.cached_property
     def shared_names(self) -> dict[str, str]:
-        """The known source names of shared variables."""
         return find_shared_names(self.code.program, self.shared_layout)
 
 
@@ -104,14 +103,9 @@ class VirtualGPU:
     the output of kernels)."""
 
     def __init__(
-        self,
-        arch="sm_90a",
-        *,
-        memory=None,
-        base=DEFAULT_BASE,
-        checks: Checks | None = None,
+        self, arch="sm_90a", *, memory=None, base=DEFAULT_BASE, checks: Checks | None = None,
         block_order="natural",
-    ):
+    ):  # fmt: skip
         if base % 256:
             raise ValueError("base must be a multiple of 256")
         order, _, seed = block_order.partition(":")
@@ -140,7 +134,6 @@ class VirtualGPU:
             ) from None
 
     def free(self, address: int) -> None:
-        """Free an allocation. Raises InvalidAddress."""
         if not self.arena.free(address):
             raise InvalidAddress(f"there is no allocation at {address:#x} to free")
 

@@ -153,11 +153,9 @@ def test_common_code_of_many_packages_is_compiled_once(make_edited, compilations
     """One program plans all host code, and another compiles all kernels; recordings match whole packages."""
     forward = ("scale.cast[accum]() * value * value", "scale.cast[accum]() * value")
     edits = {
-        "unchanged": (),
-        "moved": (MOVE_EDIT,),
-        "slope": (MOVE_EDIT, SLOPE_EDIT),
+        "unchanged": (), "moved": (MOVE_EDIT,), "slope": (MOVE_EDIT, SLOPE_EDIT),
         "both": (SLOPE_EDIT, forward),
-    }
+    }  # fmt: skip
     host = {"host": (("grid_dim=Int(rows),\n        block_dim=THREADS,\n    )\n\n\ndef", "grid_dim=Int(rows),\n        block_dim=32,\n    )\n\n\ndef"),)}  # fmt: skip
     packages = {
         name: make_edited(*package_edits, folder_name=name) for name, package_edits in (edits | host).items()

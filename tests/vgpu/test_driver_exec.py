@@ -75,9 +75,8 @@ def compute_products(*depths: int) -> np.ndarray:
 PROGRAMS = {
     "histogram": np.bincount(np.arange(3000) ** 2 % 1009 % 20, minlength=20),
     "async_copy": ((np.arange(512) * 37 % 101) / 8).reshape(4, 128)[:, ::-1].ravel(),
-    "tensor_core": compute_products(16, 8),
-    "opt_in_shared_memory": np.arange(32) * 2,
-}
+    "tensor_core": compute_products(16, 8), "opt_in_shared_memory": np.arange(32) * 2,
+}  # fmt: skip
 
 
 @pytest.mark.compiles

@@ -273,7 +273,6 @@ class AsyncOrder:
                        f"{verb}, but the thread has not waited for the copy that writes it")  # fmt: skip
 
     def check_readers(self, instr: Instr, threads, units):
-        """Check that the operations reading these locations ended before these threads' stores."""
         for reader, mask in self.find_readers(units):
             bad = np.flatnonzero(mask)[~self.happens_before(reader, threads[mask])]
             self.report_if_any("operand overwritten", instr, reader.instr, threads, units, bad,
@@ -519,15 +518,9 @@ class AsyncOrder:
                             " shared memory, which is freed when its block ends")  # fmt: skip
 
     def report_if_any(
-        self,
-        kind: str,
-        instr: Instr,
-        other_instr: Instr | None,
-        threads,
-        units,
-        bad: np.ndarray,
+        self, kind: str, instr: Instr, other_instr: Instr | None, threads, units, bad: np.ndarray,
         message: str,
-    ):
+    ):  # fmt: skip
         """Report one finding for the accesses `bad`, if any; `threads` may be one thread for all accesses."""
         if len(bad):
             thread = threads[bad[0]] if len(threads) > 1 else threads[0]
@@ -537,15 +530,9 @@ class AsyncOrder:
         return f"thread {self.run.thread_index(thread % self.batch.threads_per_block)}"
 
     def report(
-        self,
-        kind: str,
-        instr: Instr,
-        other_instr: Instr | None,
-        thread: int,
-        unit: int,
-        count: int,
+        self, kind: str, instr: Instr, other_instr: Instr | None, thread: int, unit: int, count: int,
         message: str,
-    ):
+    ):  # fmt: skip
         """Report one finding at 16-byte unit `unit` of shared memory (-1: no location)."""
         if unit >= 0:
             message = f"{self.batch.format_shared_location(unit * 16 % self.batch.shared_size)} {message}"

@@ -38,7 +38,6 @@ class Traffic:
 
     @property
     def bank_conflicts(self) -> int:
-        """Extra cycles caused by bank conflicts."""
         return self.cycles - self.ideal_cycles
 
     def __add__(self, other: Traffic) -> Traffic:

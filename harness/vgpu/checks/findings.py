@@ -102,19 +102,12 @@ class Finding:
     def to_dict(self) -> dict:
         """Return the finding as JSON data, with locations as file:line:column."""
         return {
-            "kind": self.kind,
-            "error": self.is_error,
-            "message": self.message,
-            "where": self.location,
-            "called_from": find_callers(self.instr),
-            "other": self.other_location or None,
-            "kernel": self.kernel,
-            "tensor": self.tensor or None,
-            "index": list(self.index) if isinstance(self.index, tuple) else self.index,
-            "block": self.block,
-            "thread": self.thread,
-            "count": self.count,
-        }
+            "kind": self.kind, "error": self.is_error, "message": self.message, "where": self.location,
+            "called_from": find_callers(self.instr), "other": self.other_location or None,
+            "kernel": self.kernel, "tensor": self.tensor or None,
+            "index": list(self.index) if isinstance(self.index, tuple) else self.index, "block": self.block,
+            "thread": self.thread, "count": self.count,
+        }  # fmt: skip
 
 
 def mark_name(tensor: str) -> str:

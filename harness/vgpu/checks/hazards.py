@@ -93,13 +93,9 @@ class RegisterHazards:
                     self.step(i, uses, dirty, tracked, self)
 
     def step(
-        self,
-        i: Instr,
-        uses: dict[str, RegisterUse],
-        dirty: set[str],
-        watched: set[str],
+        self, i: Instr, uses: dict[str, RegisterUse], dirty: set[str], watched: set[str],
         out: RegisterHazards | None,
-    ):
+    ):  # fmt: skip
         """Update the state for an instruction, and add its hazards to `out`."""
         if i.op == "wgmma" and not is_wgmma_product(i):
             if "fence" in i.mods:
@@ -129,13 +125,9 @@ class RegisterHazards:
         dirty.update(r for r in writes if r in watched)
 
     def add_product(
-        self,
-        i: Instr,
-        accumulators: list[str],
-        operands: list[str],
-        uses: dict[str, RegisterUse],
+        self, i: Instr, accumulators: list[str], operands: list[str], uses: dict[str, RegisterUse],
         dirty: set[str],
-    ):
+    ):  # fmt: skip
         for r in operands:
             if (use := uses.get(r)) is not None and use.role == ACCUMULATOR:
                 self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, ACCUMULATOR))

@@ -548,7 +548,6 @@ class OrderedLog:
         self.remote_accesses: dict[tuple, tuple] = {}
 
     def extend(self, entries: dict) -> None:
-        """Add entries of global memory."""
         for tensor, added in entries.items():
             self.entries.setdefault(tensor, []).extend(added)
 
@@ -559,13 +558,9 @@ class OrderedLog:
         address = batch.blocks[slot] * self.shared.size + byte
         segments = self.clocks.get_segments(batch, active)
         entry = (
-            access,
-            address >> access.shift,
-            self.log.get_thread_ids(batch),
-            active,
-            batch.get_epochs(active),
+            access, address >> access.shift, self.log.get_thread_ids(batch), active, batch.get_epochs(active),
             segments,
-        )
+        )  # fmt: skip
         self.entries.setdefault(self.shared, []).append(entry)
         if access.kind == "A":
             self.clocks.process_access(batch, access, -1 - address, active)
@@ -657,11 +652,9 @@ class OrderedLog:
             return
         epochs_and_warps = ~u8(0) >> u8(64 - 36) & ~((u8(1) << u8(17)) - u8(1))
         columns = (
-            s[earlier[is_race]],
-            b[is_race] & epochs_and_warps,
-            s[later[is_race]],
+            s[earlier[is_race]], b[is_race] & epochs_and_warps, s[later[is_race]],
             a[is_race] & epochs_and_warps,
-        )
+        )  # fmt: skip
         pairs, pair_of = np.unique(
             np.stack([x.astype(np.int64) for x in columns], 1), axis=0, return_inverse=True
         )

@@ -99,11 +99,9 @@ class Executor:
     def _start(self, program: list[str], socket_name: str) -> None:
         paths = [str(self.driver.folder), os.environ.get("LD_LIBRARY_PATH", "")]
         env = {
-            **os.environ,
-            **self.driver.environment(),
-            "WORKBOOK_VGPU_SOCKET": socket_name,
+            **os.environ, **self.driver.environment(), "WORKBOOK_VGPU_SOCKET": socket_name,
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
-        }
+        }  # fmt: skip
         try:
             self._child = subprocess.Popen(program, env=env)
         except OSError as error:

@@ -89,7 +89,6 @@ class Reports:
         return self.findings.record(finding, (kind, causes, tensor))
 
     def record_at(self, batch, position, kind, instr, message, *, is_note: bool | None = False, **more):
-        """Record a finding about the thread at a position of a batch."""
         block, thread = self.get_thread_index(batch, position)
         return self.record(kind, instr, message, block=block, thread=thread, is_note=is_note, **more)
 

@@ -10,20 +10,9 @@ from .arena import NO_EXTENT, Extent, Space, Views
 
 NUMPY_KINDS = {"pred": "p", "b128": "u8"}
 for _bits in (8, 16, 32, 64):
-    NUMPY_KINDS |= {
-        f"b{_bits}": f"u{_bits // 8}",
-        f"u{_bits}": f"u{_bits // 8}",
-        f"s{_bits}": f"i{_bits // 8}",
-    }
-NUMPY_KINDS |= {
-    "f16": "f2",
-    "f32": "f4",
-    "f64": "f8",
-    "bf16": "u2",
-    "f16x2": "u4",
-    "bf16x2": "u4",
-    "tf32": "f4",
-}
+    NUMPY_KINDS |= {f"{sign}{_bits}": f"{kind}{_bits // 8}" for sign, kind in ("bu", "uu", "si")}
+NUMPY_KINDS |= {"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2"}
+NUMPY_KINDS |= {"f16x2": "u4", "bf16x2": "u4", "tf32": "f4"}
 NUMPY_TYPES = {
     k: np.dtype(k).type for k in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
 }
@@ -41,26 +30,8 @@ class Access:
     """One memory instruction, as the checks and counters see it, with a cache of its last tensor."""
 
     __slots__ = [
-        "_space",
-        "_variants",
-        "_views",
-        "acquires",
-        "count",
-        "instr",
-        "is_mixed",
-        "kind",
-        "mask",
-        "nbytes",
-        "number",
-        "releases",
-        "result_used",
-        "scope",
-        "shape",
-        "shift",
-        "shift64",
-        "space",
-        "tensor",
-        "width",
+        "_space", "_variants", "_views", "acquires", "count", "instr", "is_mixed", "kind", "mask", "nbytes",
+        "number", "releases", "result_used", "scope", "shape", "shift", "shift64", "space", "tensor", "width",
         "writes",
     ]  # fmt: skip
 
@@ -111,10 +82,6 @@ class Access:
             variant = self._variants[name] = Access(
                 self.number, self.instr, self.kind, name, self.width, self.count
             )
-            variant.acquires, variant.releases, variant.result_used = (
-                self.acquires,
-                self.releases,
-                self.result_used,
-            )
-            variant.scope = self.scope
+            variant.acquires, variant.releases = self.acquires, self.releases
+            variant.result_used, variant.scope = self.result_used, self.scope
         return variant

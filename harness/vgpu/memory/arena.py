@@ -209,7 +209,7 @@ class Arena:
         return [self.data[e.start - self.base : e.end - self.base] for e in self.extents]
 
     def snapshot(self, e: Extent) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Return copies of a tensor's bytes and written mask, and whether it was ready."""
+        """Return copies of a tensor's bytes and written mask, and whether it was fully written."""
         region = slice(e.start - self.base, e.end - self.base)
         return self.data[region].copy(), self.written[region].copy(), e.fully_written
 

@@ -110,14 +110,9 @@ class TensorMap:
         rank, data_type, swizzle, fill_nan = rest[14:]
         strides = (ELEMENT_TYPES[data_type][0], *rest[5 : 4 + rank])
         return cls(
-            address,
-            data_type,
-            tuple(rest[:rank]),
-            strides,
-            tuple(rest[9 : 9 + rank]),
-            swizzle,
+            address, data_type, tuple(rest[:rank]), strides, tuple(rest[9 : 9 + rank]), swizzle,
             bool(fill_nan),
-        )
+        )  # fmt: skip
 
 
 def _pad(values, count: int = 5) -> list[int]:

@@ -416,7 +416,6 @@ class _Parser:
 
     @property
     def current_function(self) -> Function:
-        """The function whose body is being parsed."""
         assert self.function is not None
         return self.function
 

@@ -329,7 +329,6 @@ def get_range(address: np.ndarray | np.generic) -> tuple[int, int]:
 
 
 def split_elements(access: Access, value):
-    """Split a loaded value of several elements into one array per element."""
     if access.count == 1:
         return value
     return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))

@@ -356,12 +356,9 @@ class Batch(WarpgroupOps):
             if result is not None:
                 instr = self.program.blocks[index].term
                 put(
-                    self,
-                    self.registers,
-                    self.code.slots[instr.args[0].name],
-                    passing_positions,
+                    self, self.registers, self.code.slots[instr.args[0].name], passing_positions,
                     result[passes],
-                )
+                )  # fmt: skip
             if isinstance(value[0], str):
                 clustered.append(passing_positions)
             target = self.program.blocks[index].succs[0]

@@ -163,14 +163,9 @@ class BulkCopyOps(WarpOps):
         return list(zip(addresses, barriers.tolist(), masks, strict=True))
 
     def write_targets(
-        self,
-        store: Access,
-        barrier_access: Access,
-        targets: list[Target],
-        data: np.ndarray,
-        tile: TensorMap | None,
-        position: int,
-    ):
+        self, store: Access, barrier_access: Access, targets: list[Target], data: np.ndarray,
+        tile: TensorMap | None, position: int,
+    ):  # fmt: skip
         """Write one copy's bytes to its targets, and signal their mbarriers."""
         for t in targets:
             index = self.write_shared(store, t.block, t.offset, data, tile, position)
@@ -182,29 +177,17 @@ class BulkCopyOps(WarpOps):
 
     # -- tiles of tensors -----------------------------------------------------------------------------------
     def tensor_load(
-        self,
-        load: dict[int, Access],
-        store: Access,
-        barrier_access: Access,
-        location,
-        maps,
-        coordinates,
-        barrier,
-        mask,
-        active,
-    ):
+        self, load: dict[int, Access], store: Access, barrier_access: Access, location, maps, coordinates,
+        barrier, mask, active,
+    ):  # fmt: skip
         """Execute cp.async.bulk.tensor from global to shared memory."""
         destinations = self.get_destinations(barrier_access, location, barrier, mask, active)
         for k, position, tile, corner in self.iterate_valid_tiles(store.instr, maps, coordinates, active):
             data = self.load_tile(load, tile, corner, position)
             self.write_targets(
-                store,
-                barrier_access,
-                self.find_targets(barrier_access, position, *destinations[k]),
-                data,
-                tile,
-                position,
-            )
+                store, barrier_access, self.find_targets(barrier_access, position, *destinations[k]), data,
+                tile, position,
+            )  # fmt: skip
         self.pass_phases()
 
     def tensor_store(
@@ -222,13 +205,9 @@ class BulkCopyOps(WarpOps):
             address, inside = tile.compute_elements(corner, is_store=True)
             values = data.view(f"u{tile.width}").reshape(address.shape)[inside]
             self.write_global(
-                store[tile.width],
-                ELEMENT_TYPES[tile.data_type][1],
-                address[inside].view(u8),
-                values,
-                op,
+                store[tile.width], ELEMENT_TYPES[tile.data_type][1], address[inside].view(u8), values, op,
                 position,
-            )
+            )  # fmt: skip
 
     def write_global(self, store: Access, kind: str, address, values, op: str | None, position: int):
         if not len(address):
@@ -246,18 +225,9 @@ class BulkCopyOps(WarpOps):
 
     # -- byte ranges ----------------------------------------------------------------------------------------
     def bulk_load(
-        self,
-        load: Access,
-        store: Access,
-        barrier_access: Access,
-        location,
-        source,
-        nbytes,
-        barrier,
-        mask,
-        shared: bool,
-        active,
-    ):
+        self, load: Access, store: Access, barrier_access: Access, location, source, nbytes, barrier, mask,
+        shared: bool, active,
+    ):  # fmt: skip
         """Execute cp.async.bulk into shared memory from global or (`shared`) the block's shared memory."""
         positions = self.get_positions(active)
         destinations = self.get_destinations(barrier_access, location, barrier, mask, active)
@@ -276,13 +246,9 @@ class BulkCopyOps(WarpOps):
                 columns = self.load(load, addresses, np.full(len(addresses), position))
                 data = np.stack(list(columns), axis=1).view(np.uint8).reshape(-1)
             self.write_targets(
-                store,
-                barrier_access,
-                self.find_targets(barrier_access, position, *destinations[k]),
-                data,
-                None,
-                position,
-            )
+                store, barrier_access, self.find_targets(barrier_access, position, *destinations[k]), data,
+                None, position,
+            )  # fmt: skip
         self.pass_phases()
 
     def bulk_store(

@@ -322,11 +322,9 @@ class WarpOps(MBarrierOps):
             # The hardware may write at any time from now on, so the race check also needs a store here.
             clipped = np.clip(target.astype(np.int64), 0, self.shared_size - store.nbytes)
             self.log.add_shared(
-                self,
-                store.with_space("early"),
-                (self.shared_base[positions] + clipped) >> store.shift,
+                self, store.with_space("early"), (self.shared_base[positions] + clipped) >> store.shift,
                 active,
-            )
+            )  # fmt: skip
         fmas_at_commit = (
             self.multiply_adds_done[positions] + multiply_adds
             if self.multiply_adds_done is not None

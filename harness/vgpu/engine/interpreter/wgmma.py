@@ -163,18 +163,9 @@ class WarpgroupOps(BulkCopyOps):
         return (-matrix if operand.negated else matrix).reshape(groups, 64, -1)
 
     def wgmma(
-        self,
-        a_access: Access | None,
-        b_access: Access,
-        accumulators,
-        kind: str,
-        left,
-        a: Operand,
-        right,
-        b: Operand,
-        scale_d,
-        active,
-    ):
+        self, a_access: Access | None, b_access: Access, accumulators, kind: str, left, a: Operand, right,
+        b: Operand, scale_d, active,
+    ):  # fmt: skip
         """Execute wgmma.mma_async: D [64, n] = left [64, k] @ right [k, n], plus the old D if `scale_d`.
 
         `left` is a matrix descriptor, or four registers if A is None. Return the registers of D.

@@ -66,7 +66,6 @@ def _emit_binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
 
 
 def _reject_16_bit_modifiers(i: Instr, t: str):
-    """Raise UnsupportedInstruction for .ftz and .sat on 16-bit types."""
     if t in ("f16", "bf16", "f16x2", "bf16x2") and ("ftz" in i.mods or "sat" in i.mods):
         raise UnsupportedInstruction(i, f"modifiers .ftz and .sat of {t}")
 

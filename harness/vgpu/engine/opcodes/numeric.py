@@ -396,7 +396,6 @@ def _round_directed(out, x, over, under, mode: str):
 
 
 def f32_to_bf16_rz(x):
-    """Convert float32 to bfloat16 bits, rounded toward zero."""
     b = x.view(u4) >> u4(16)
     return np.where(x != x, u4(0x7FFF), b).astype(u2)
 

@@ -28,8 +28,8 @@ class OpGraphs:
     """
 
     def __init__(self, puzzle: str, function: str, ops: Iterable[OpSpec], alternative: str = ""):
-        self.puzzle, self.function, self.ops, self.instead = puzzle, function, tuple(ops), alternative
-        self.loaded: dict[tuple, dict[str, Program]] = {}
+        self.puzzle, self.function, self.ops, self.alternative = puzzle, function, tuple(ops), alternative
+        self.programs: dict[tuple, dict[str, Program]] = {}
 
     @property
     def package(self) -> OpPackage:
@@ -42,12 +42,12 @@ class OpGraphs:
         """Return the compiled graphs by op; one thread compiles them and the others wait."""
         check_not_forked(self.function)
         key = (*parameters.values(), dtype, device)
-        if key not in self.loaded:
+        if key not in self.programs:
             with compile_lock:
-                if key not in self.loaded:
+                if key not in self.programs:
                     calls, max_device = self.make_calls(**parameters), get_max_device(device)
-                    self.loaded[key] = load_graphs(self.package, calls, DTYPES[dtype], max_device)
-        return self.loaded[key]
+                    self.programs[key] = load_graphs(self.package, calls, DTYPES[dtype], max_device)
+        return self.programs[key]
 
     def run(self, op: OpSpec, tensors: Iterable[Tensor], *scalars: float, **parameters: str) -> None:
         """Run an op on tensors and scalars in the order of its spec."""
@@ -58,7 +58,7 @@ class OpGraphs:
         # MAX writes only to contiguous tensors; for other tensors, copy the result back.
         written = {name: arguments[name].contiguous() for name in op.writes}
         program = self.get_programs(first_input.dtype, first_input.device, **parameters)[op.name]
-        run(program, arguments | written, first_input.device, self.function, self.instead)
+        run(program, arguments | written, first_input.device, self.function, self.alternative)
         for name, tensor in written.items():
             if tensor is not arguments[name]:
                 arguments[name].copy_(tensor)

@@ -84,7 +84,7 @@ def choose_targets(
     Args:
         kind: A member of DEVICE_KINDS. "auto": the CPU path, if any, and one GPU, real if possible; "all":
             every device.
-        multiply_adds: Number in the largest case; above a limit, slow devices run only on request.
+        multiply_adds: Those of the largest case; above a limit, slow devices run only if requested.
         dtype: float64 runs on the CPU path only.
         has_cpu_path: Whether the ops have a CPU path.
 

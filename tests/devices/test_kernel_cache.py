@@ -109,7 +109,7 @@ def get_line_table(ptx: str) -> list[str]:
 
 
 def record_toy(package: OpPackage):
-    """Record the toy as the gates' checker does."""
+    """Record the toy package in the same way as the gate checker."""
     return record(recorder.RecordRequest(package, "p90", DIMS, ("plain",)))
 
 

@@ -37,7 +37,7 @@ def make_small_numbers(count: int) -> list[int]:
 
 
 def make_data(kind: str) -> bytes:
-    """Return the input array: INPUT_WORDS words of small numbers in a dtype."""
+    """Return the input array: INPUT_WORDS 32-bit words of small numbers of type `kind`."""
     if kind in ("f16", "bf16"):
         return b"".join(FORMATS[kind](v).to_bytes(2, "little") for v in make_small_numbers(2 * INPUT_WORDS))
     if kind in ("tf32", "f32"):

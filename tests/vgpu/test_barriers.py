@@ -87,7 +87,7 @@ def test_arrival_at_another_block_of_the_cluster():
 
 
 def test_too_many_arrivals_are_reported():
-    """test_hopper_zoo.py has kernels with wrong byte counts and parities."""
+    """More arrivals than the count are reported; test_hopper_zoo.py tests wrong byte counts and parities."""
     body = (
         "mbarrier.arrive.expect_tx.shared.b64 %d1, [bar], 8;  mbarrier.arrive.shared.b64 %d1, [bar];"
         "mbarrier.complete_tx.shared.b64 [bar], 8;"

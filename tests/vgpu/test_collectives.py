@@ -78,7 +78,7 @@ def test_error_in_helper_shows_its_caller():
 
 @pytest.mark.compiles
 def test_block_smaller_than_a_warp_is_an_error():
-    """Lanes that the block does not have are an error."""
+    """A warp collective in a block of 20 threads reads from lanes that do not exist."""
     bench, _ = run_kernel("warp_sum_after_return", 128, threads=20)
     assert {f.kind for f in bench.errors()} == {MISSING_LANES}
 

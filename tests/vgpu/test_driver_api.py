@@ -29,7 +29,7 @@ def test_fills_and_copies(api):
 
 @pytest.mark.compiles
 def test_fills_and_copies_of_pinned_host_memory(api):
-    """Fills and copies accept pinned host memory as device memory, but not freed or too short ranges."""
+    """Fills and copies accept pinned host memory as device memory, but reject freed ranges and ranges that are too short."""
     host = api["pinned"]
     row = [0] * 16
     for name, value in (("8", [0x11] * 16), ("16", [0x33, 0x22] * 8), ("32", [0x77, 0x66, 0x55, 0x44] * 4)):

@@ -47,11 +47,11 @@ def run_suite(suite: str, name: str, *options: str) -> subprocess.CompletedProce
     return run_vgpu(*options, "--", suite, name)
 
 
-def parse_output(done: subprocess.CompletedProcess) -> np.ndarray:
+def parse_output(completed: subprocess.CompletedProcess) -> np.ndarray:
     """Return the printed numbers, one per line; assert that the run had no errors."""
-    assert done.returncode == 0, done.stderr
-    assert ", 0 errors" in done.stderr
-    return np.array([float(line) for line in done.stdout.split()])
+    assert completed.returncode == 0, completed.stderr
+    assert ", 0 errors" in completed.stderr
+    return np.array([float(line) for line in completed.stdout.split()])
 
 
 def make_inputs(n: int) -> np.ndarray:
@@ -161,16 +161,16 @@ def test_out_of_bounds_access_fails_a_successful_program(suite):
 @pytest.mark.compiles
 def test_race_is_reported_by_exit_code_and_json(suite, tmp_path):
     """Cover the default exit code, --error-exitcode, and JSON to standard output and to a file."""
-    done, file = run_suite(suite, "race", "--json", "-"), tmp_path / "findings.json"
-    assert done.returncode == 1
-    assert "race" in done.stderr and re.search(r"faults\.mojo:\d+", done.stderr)
-    assert "-g1" not in done.stderr
+    completed, file = run_suite(suite, "race", "--json", "-"), tmp_path / "findings.json"
+    assert completed.returncode == 1
+    assert "race" in completed.stderr and re.search(r"faults\.mojo:\d+", completed.stderr)
+    assert "-g1" not in completed.stderr
     assert run_suite(suite, "race", "--error-exitcode", "99", "--json", str(file)).returncode == 99
     report = json.loads(file.read_text())
     assert (report["exit_code"], report["program_exit_code"], report["launches"]) == (99, 0, 1)
     assert report["device"] == "virtual GPU (sm_90a)"
     (race,) = report["findings"]
-    assert json.loads(done.stdout)["findings"] == [race]
+    assert json.loads(completed.stdout)["findings"] == [race]
     assert race["kind"] == "global race" and race["error"] and re.search(r"faults\.mojo:\d+", race["where"])
     assert race["index"] == 0 or race["index"] == [0]
 

@@ -1,6 +1,6 @@
-"""Synchronisation idioms of the PTX memory model have no race; each near miss has one.
+"""Synchronization idioms of the PTX memory model have no race; each of their near misses has one.
 
-Blocks 0, 1 and 2 run different parts over zeroed words: F and G are flags, D is data.
+Blocks 0, 1 and 2 run different code on zeroed words: F and G are flags, D is data.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class Case:
     """An instruction `text` with inputs %x0 ... and result %y0, their types, and a reference function on scalars."""
 
     text: str
-    kinds: tuple[str, ...]
-    out: str
+    operand_types: tuple[str, ...]
+    result_type: str
     reference: Callable | None
 
     @property
@@ -261,21 +261,21 @@ CASES = [
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.reference], ids=lambda c: c.text[:40])
 def test_instruction_matches_reference(case: Case):
-    inputs = [make_samples(kind, 7 * k + 1) for k, kind in enumerate(case.kinds)]
-    (got,) = run_ptx(case.text, inputs, [case.out])
+    inputs = [make_samples(kind, 7 * k + 1) for k, kind in enumerate(case.operand_types)]
+    (got,) = run_ptx(case.text, inputs, [case.result_type])
     with np.errstate(all="ignore"):
         expected = [unwrap(case.reference)(*(x.item() for x in row)) for row in zip(*inputs, strict=True)]
-        if case.out[0] == "f":
-            expected = np.array([float(w) for w in expected]).astype(case.out)
+        if case.result_type[0] == "f":
+            expected = np.array([float(w) for w in expected]).astype(case.result_type)
             np.testing.assert_array_equal(got, expected)
             # the sign of zero counts
             np.testing.assert_array_equal(
                 np.signbit(got[~np.isnan(expected)]), np.signbit(expected[~np.isnan(expected)])
             )
             return
-    mask = (1 << 8 * int(case.out[1])) - 1
-    expected = np.array([int(w) & mask for w in expected], np.uint64).astype("u" + case.out[1])
-    got = got.view("u" + case.out[1])
+    mask = (1 << 8 * int(case.result_type[1])) - 1
+    expected = np.array([int(w) & mask for w in expected], np.uint64).astype("u" + case.result_type[1])
+    got = got.view("u" + case.result_type[1])
     np.testing.assert_array_equal(got, expected)
 
 

@@ -105,14 +105,14 @@ class AsyncOrder:
         lists = [self.thread_rows, self.fence_rows, np.array([*self.arrivals.values()], np.int64)]
         lists += [np.array([x for b in barriers for x in (b.arriving_row, b.arrived_row)], np.int64)]
         live = np.unique(np.concatenate([np.zeros(1, np.int64), *lists]))
-        number = np.zeros(self.used_rows, np.int64)
-        number[live] = np.arange(len(live))
+        new_index = np.zeros(self.used_rows, np.int64)
+        new_index[live] = np.arange(len(live))
         self.rows[: len(live)] = self.rows[live]
         self.used_rows = len(live)
-        self.thread_rows, self.fence_rows = number[self.thread_rows], number[self.fence_rows]
-        self.arrivals = {key: int(number[row]) for key, row in self.arrivals.items()}
+        self.thread_rows, self.fence_rows = new_index[self.thread_rows], new_index[self.fence_rows]
+        self.arrivals = {key: int(new_index[row]) for key, row in self.arrivals.items()}
         for b in barriers:
-            b.arriving_row, b.arrived_row = int(number[b.arriving_row]), int(number[b.arrived_row])
+            b.arriving_row, b.arrived_row = int(new_index[b.arriving_row]), int(new_index[b.arrived_row])
 
     def release(self, threads: np.ndarray, into: int = 0) -> int:
         """Merge row `into` and the rows of these threads of one cluster into a new row; return its number."""

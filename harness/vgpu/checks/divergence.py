@@ -1,4 +1,4 @@
-"""Determine whether user or library code kept threads away from a collective instruction.
+"""Determine whether user or library code prevented threads from reaching a collective instruction.
 
 The batch records which warps and blocks diverged at each branch; the control-flow graph gives the branches
 that an instruction is control dependent on.

@@ -62,7 +62,7 @@ class RegisterHazards:
     """Maps an instruction's id to its hazards, and a product's id to a register that lacks a fence."""
 
     def __init__(self, program: Program):
-        self.hazards: dict[int, list[Hazard]] = {}
+        self.by_instruction: dict[int, list[Hazard]] = {}
         self.unfenced: dict[int, UnfencedRegister] = {}
         blocks = program.blocks
         products = [i for b in blocks for i in b.instrs if is_wgmma_product(i)]
@@ -121,7 +121,7 @@ class RegisterHazards:
             for r in dict.fromkeys([*reads, *writes]):
                 use = uses.get(r)
                 if use is not None and (use.role == ACCUMULATOR or r in writes):
-                    out.hazards.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
+                    out.by_instruction.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
         dirty.update(r for r in writes if r in watched)
 
     def add_product(
@@ -130,14 +130,14 @@ class RegisterHazards:
     ):  # fmt: skip
         for r in operands:
             if (use := uses.get(r)) is not None and use.role == ACCUMULATOR:
-                self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, ACCUMULATOR))
+                self.by_instruction.setdefault(id(i), []).append(Hazard(use.products, r, ACCUMULATOR))
         for r in accumulators:
             use = uses.get(r)
             if use is None:
                 continue
             same_shape = len(get_registers(use.products[0].args[0])) == len(accumulators)
             if use.role != ACCUMULATOR or not same_shape:
-                self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
+                self.by_instruction.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
         unfenced = [r for r in (NO_FENCE, *operands, *accumulators) if r in dirty]
         if unfenced:
             self.unfenced[id(i)] = UnfencedRegister(unfenced[0], unfenced[0] in accumulators)

@@ -13,11 +13,14 @@ MAX_SAVED_BYTES = 1 << 28
 """Limit on the bytes of global memory that are saved for a rerun."""
 
 Snapshot = tuple[np.ndarray, np.ndarray, bool]
-"""A tensor's data and written mask, and whether it was ready."""
+"""A tensor's data and written mask, and whether it was fully written."""
 
 
 class SavedTensors:
-    """Copies of tensors from before the launch first wrote them; None beyond MAX_SAVED_BYTES."""
+    """Copies of tensors from before their first write in a launch.
+
+    `snapshots` is None if they exceed MAX_SAVED_BYTES.
+    """
 
     def __init__(self, arena):
         self.arena = arena

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}
 CONSTRUCTOR = "workbook_vgpu_open"
 OPTIONS = ("-D", "ASSERT=none")
-"""No assertions: they need Mojo's run-time library, and these libraries may depend only on libc."""
+"""Disable assertions: they need Mojo's run-time library, but these libraries may depend only on libc."""
 
 # Mojo runs an external assembler as `ptxas IN -o OUT --gpu-name=...`. This one copies its input, so that
 # cuModuleLoadDataEx gets PTX text instead of machine code.

@@ -92,7 +92,7 @@ def too_many_blocks() raises:
 
 
 def opt_in_shared_memory() raises:
-    """Uses more than 48 KiB of dynamic shared memory, with the function attribute. Prints 32 numbers."""
+    """Uses more than 48 KiB of dynamic shared memory by setting the function attribute. Prints 32 numbers."""
     with DeviceContext() as ctx:
         var y = ctx.enqueue_create_buffer[DType.float32](32)
         ctx.enqueue_function[dynamic_shared](

@@ -21,7 +21,7 @@ MAX_PYTHON_THREADS = 40  # up to this many threads Python's min and max are fast
 
 
 class BatchMemory:
-    """The thread positions of a batch, and its shared, local and global memory."""
+    """The threads of a batch, and their shared, local and global memory."""
 
     def __init__(self, run, blocks: np.ndarray):
         self.run, self.blocks = run, blocks

@@ -278,7 +278,7 @@ class Writer:
     def emit_hazard_checks(self, i: Instr):
         """Emit the checks of an instruction that uses registers of products that may be in flight."""
         hazards = self.code.hazards
-        for hazard in hazards.hazards.get(id(i), ())[:1]:
+        for hazard in hazards.by_instruction.get(id(i), ())[:1]:
             products = ", ".join(self.bind_instruction(product) for product in hazard.products)
             names = f"{self.bind_instruction(i)}, ({products},)"
             arguments = f"{names}, {hazard.register!r}, {hazard.role!r}, {self.pred or True}, L"

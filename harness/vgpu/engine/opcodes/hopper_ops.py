@@ -167,8 +167,8 @@ def create_element_accesses(w: Writer, i: Instr, kind: str) -> str:
     return name
 
 
-def emit_coordinates(w: Writer, box: TensorMem) -> str:
-    return "[" + ", ".join(w.use(c, "u4") for c in box.coordinates) + "]"
+def emit_coordinates(w: Writer, tile: TensorMem) -> str:
+    return "[" + ", ".join(w.use(c, "u4") for c in tile.coordinates) + "]"
 
 
 # -- warpgroups ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ comptime Counter = Atomic[Int32, scope="device"]
 
 
 def sum_in_last_block(o: Ints, x: Ints):
-    """Stores block sums; the last block by a counter adds them."""
+    """Stores block sums; the last block to finish, determined by a counter, adds them."""
     var flag = stack_allocation[dtype=DType.int32, address_space=AddressSpace.SHARED](row_major[1]())
     var total = block.sum[block_size=64](x[unsafe_offset=global_idx.x])
     if thread_idx.x == 0:

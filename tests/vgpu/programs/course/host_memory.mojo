@@ -66,7 +66,7 @@ def maps() raises:
 
 
 def sub_buffers() raises:
-    """Views of a buffer's halves are filled and computed with separately, one with another dtype."""
+    """Fills both halves of a buffer through sub-buffers of different dtypes and runs a kernel on each."""
     with DeviceContext() as ctx:
         var whole = ctx.enqueue_create_buffer[DType.float32](N)
         var low = whole.create_sub_buffer[DType.float32](0, N // 2)

@@ -77,7 +77,7 @@ def test_exit_code_summarizes_the_run(code, kinds, settings):
 class StoppedDevice:
     """Stub of a virtual GPU that stops with findings in the first case."""
 
-    target, cached, seconds = VIRTUAL, True, 0.0
+    target, cached, compile_seconds = VIRTUAL, True, 0.0
 
     def __init__(self, *findings, failure=None):
         self.findings, self.failure = list(findings), failure

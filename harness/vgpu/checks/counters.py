@@ -22,8 +22,8 @@ from .findings import Checks
 
 @dataclass(slots=True)
 class Traffic:
-    """Requests and bytes of one kind of access; in global memory also `sectors`, in shared memory `cycles` and
-    `ideal_cycles`, those without bank conflicts."""
+    """Requests and bytes of one kind of access; for global memory also `sectors`, for shared memory `cycles`
+    and `ideal_cycles`, those without bank conflicts."""
 
     requests: int = 0
     bytes: int = 0

@@ -56,7 +56,7 @@ class StateSamples:
         self.reads_clock = False  # whether these blocks depend on a clock
 
     def is_repeated(self, index: int, active, pending: dict) -> bool:
-        """Sample the state before the active threads run block `index`; return whether it occurs a third time."""
+        """Sample the state before the active threads run block `index`; return whether it is the third time."""
         b = self.batch
         self.update_active_blocks()
         state: list = [index, active, *(x for i in sorted(pending) for x in (i, *pending[i]))]

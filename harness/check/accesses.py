@@ -112,14 +112,14 @@ class Accesses:
         """Index the accesses of `launches`; launches without events are skipped."""
         self.source = source
         self.launches: list[LaunchTrace] = []
-        first = 0
+        first_step = 0
         for launch in launches:
             if launch.events is None:
                 continue
             shuffles = any(i.op in ("shfl", "redux") for i in launch.kernel.function.body)
             geometry = launch.name, launch.grid, launch.block
-            self.launches.append(LaunchTrace(*geometry, launch.events, first, launch.findings, shuffles))
-            first += len(launch.events.steps)
+            self.launches.append(LaunchTrace(*geometry, launch.events, first_step, launch.findings, shuffles))
+            first_step += len(launch.events.steps)
         self.steps: list[Step] = [step for launch in self.launches for step in launch.events.steps]
         self.num_dropped = sum(launch.events.dropped for launch in self.launches)
         self.lines = [source.find_line(step.instr) for step in self.steps]

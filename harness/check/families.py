@@ -142,11 +142,12 @@ def format_signed(number: float) -> str:
 
 def find_related_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
     """Recognise the correct tensor times, over, plus, minus or replaced by an input or derivation step."""
-    known = [compute_steps(puzzle, quantity, e) for e in evidence]
-    by_case = {e.case.name: steps for e, steps in zip(evidence, known, strict=True)}
-    for name in known[0]:
+    all_steps = [compute_steps(puzzle, quantity, e) for e in evidence]
+    by_case = {e.case.name: steps for e, steps in zip(evidence, all_steps, strict=True)}
+    for name in all_steps[0]:
         if not all(
-            name in steps and can_broadcast(steps[name], e) for steps, e in zip(known, evidence, strict=True)
+            name in steps and can_broadcast(steps[name], e)
+            for steps, e in zip(all_steps, evidence, strict=True)
         ):
             continue
         title = puzzle.get_printed_name(name)

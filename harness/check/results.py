@@ -124,7 +124,7 @@ class VariantResult:
     launches: "dict[str, list[Launch]]" = field(default_factory=dict)
 
     def is_correct(self, quantity: str) -> bool:
-        """Check whether a quantity is correct in every case that compares it; an unsolved one counts."""
+        """Check whether a quantity is correct in every case that compares it; True for an unsolved one."""
         return all(c.results[quantity].ok for c in self.comparisons if quantity in c.results)
 
     def get_state(self, quantities: Iterable[str]) -> str:

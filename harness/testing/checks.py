@@ -137,7 +137,7 @@ def select_kernel_dtypes(*others: torch.dtype) -> Callable[[Problem], list[torch
 
 
 EXPANDED = "one row expanded"
-LAYOUTS: dict[str, Edit] = {  # those that transposes, slices, chunks and expand produce
+LAYOUTS: dict[str, Edit] = {  # as produced by transpose, slicing, chunk and expand
     **checks.LAYOUTS,
     "behind an offset, as from chunk": lambda t: torch.cat((t, t))[len(t) :] if t.dim() else t,
     EXPANDED: lambda t: t[:1].expand(t.shape) if t.dim() and len(t) else t,

@@ -57,10 +57,8 @@ class Report:
             raise AssertionError(f"\n{self}")
 
     def __str__(self) -> str:
-        count, where = (
-            len(self.results) - len(self.select("not here")),
-            f"{self.where}, {self.duration_s:.1f} s",
-        )
+        count = len(self.results) - len(self.select("not here"))
+        where = f"{self.where}, {self.duration_s:.1f} s"
         if self.wrong:
             first, *further = self.wrong
             lines = [f"WRONG: {first.message}", f"   in the check '{first.name}'"]

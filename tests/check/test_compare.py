@@ -291,8 +291,8 @@ def test_result_matches_the_documented_formula(tensors, dtype):
 float32 = np.float32
 
 
-def compute_float32(arrays, **change):
-    """Compute both passes in float32; `change` replaces formulas by quantity.
+def compute_float32(arrays, **formulas):
+    """Compute both passes in float32; `formulas` replaces formulas by quantity.
 
     The mean is corrected by the mean deviation from it, as in the kernels: a single float32 sum has more than twice
     PyTorch's error on some seeds if a row's deviation is small compared to its mean.
@@ -302,7 +302,7 @@ def compute_float32(arrays, **change):
     values = {**a, "x": x, "gamma": gamma, "beta": beta, "W": W, "H": float32(x.shape[-1])}
 
     def define(name, formula):
-        values[name] = change.get(name, formula)(values)
+        values[name] = formulas.get(name, formula)(values)
 
     define("dy", lambda values: values["grad_output"])
     define("mean", lambda values: compute_corrected_mean(values["x"]))

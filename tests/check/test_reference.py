@@ -59,8 +59,8 @@ def get_results(dtype: str = "float32", seed: int = 0, puzzle=PUZZLE, is_cached:
 
 
 def test_pytorch_computes_results_once():
-    (truth, baseline, computed), (same_truth, same_baseline, computed_again) = get_results(), get_results()
-    assert computed and not computed_again
+    (truth, baseline, is_computed), (same_truth, same_baseline, is_recomputed) = get_results(), get_results()
+    assert is_computed and not is_recomputed
     for first, second in ((truth, same_truth), (baseline, same_baseline)):
         assert first.keys() == second.keys()
         assert all(np.array_equal(first[name], second[name], equal_nan=True) for name in first)
@@ -105,8 +105,8 @@ def test_damaged_entry_is_recomputed(tmp_path):
     (file,) = (path for path in tmp_path.rglob("answers/p19/*/*") if path.stat().st_size > 1000)
     for damaged in (file.read_bytes()[:-1], b"", file.read_bytes()[:-1] + b"?"):
         file.write_bytes(damaged)
-        recomputed, _, computed = get_results()
-        assert computed and all(
+        recomputed, _, is_computed = get_results()
+        assert is_computed and all(
             np.array_equal(truth[name], recomputed[name], equal_nan=True) for name in truth
         )
         assert not get_results()[2]

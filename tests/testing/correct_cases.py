@@ -428,8 +428,8 @@ class Cumsum(Function):
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute causal attention that propagates NaN; PyTorch's returns zeros for some NaN rows."""
-    hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
-    scores = (q.double() @ k.double().mT / math.sqrt(max(q.shape[-1], 1))).masked_fill(hidden, -torch.inf)
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+    scores = (q.double() @ k.double().mT / math.sqrt(max(q.shape[-1], 1))).masked_fill(mask, -torch.inf)
     return (scores.softmax(-1) @ v.double()).to(q.dtype)
 
 

@@ -35,7 +35,7 @@ from harness.toolchain.disk import make_write_error
 
 
 def make_command_parser(name: str, description: str | None, nargs: str | None = None) -> Parser:
-    """Return a parser for one sub-command; `puzzle` is "?" if the puzzle is optional."""
+    """Return a parser for one sub-command; `nargs` is "?" if the puzzle is optional."""
     parser = Parser(prog=format_command(name), description=description, allow_abbrev=False)
     parser.add_argument("puzzle", nargs=nargs, help="for example p20")
     return parser

@@ -133,7 +133,6 @@ def make_console(stream, *, paged: bool = False) -> Console:
 
 
 def get_terminal_width(stream) -> int | None:
-    """Return a terminal's width in columns, or None if it is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or None
     except (OSError, ValueError):
@@ -195,7 +194,6 @@ def format_path(path: Path) -> str:
 
 
 def make_relative(text: str) -> str:
-    """Return a text with paths below the current folder made relative."""
     return text.replace(f"{Path.cwd()}/", "")
 
 

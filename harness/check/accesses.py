@@ -163,7 +163,6 @@ class Accesses:
 
     # -- queries --------------------------------------------------------------------------------------------
     def select_element(self, element: Element) -> np.ndarray:
-        """Return the mask of rows that access an element."""
         key = (element.launch, element.tensor)
         if key not in self.tensor_keys:
             return np.zeros(len(self.step), bool)

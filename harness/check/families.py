@@ -215,7 +215,6 @@ def can_broadcast(step: np.ndarray, e: Evidence) -> bool:
 
 
 def has_variety(step: np.ndarray, e: Evidence) -> bool:
-    """Check whether a step's values differ enough to be distinguished from a constant."""
     numbers = step[np.isfinite(step)]
     factor = CONCLUSIVE_FACTOR * e.result.limit
     return len(numbers) >= MIN_VALUES and np.ptp(numbers) > factor * np.abs(numbers).max()

@@ -204,7 +204,6 @@ def measure_distance(
 
 
 def make_infinite_distance(message: str) -> Distance:
-    """Return an infinite distance, for tensors that cannot be compared."""
     distance = Distance("inf")
     distance.worst_element = message
     return distance

@@ -70,7 +70,6 @@ def choose_torch_device(target: Target) -> str:
 
 
 def list_code_files(puzzle: str) -> list[Path]:
-    """Return the source files that the reference results depend on."""
     folder = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
     shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "check/reference.py")
     return sorted(

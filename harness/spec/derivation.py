@@ -40,7 +40,6 @@ class Derivation:
         return value
 
     def get_original(self, name: str) -> np.ndarray:
-        """Return an input's original value, for the change that replaces it."""
         return self._arrays[name]
 
 

@@ -291,7 +291,6 @@ class Puzzle:
         return tuple(call for calls in self.variants.values() for call in calls)
 
     def list_calls(self, variants: Iterable[str]) -> tuple[Call, ...]:
-        """Return the calls in a graph of some variants, in order."""
         recorded_only = {quantity for gate in self.gates for quantity in gate.recorded_quantities}
         calls = (call for name in variants for call in self.variants[name])
         return tuple(call for call in calls if not recorded_only & call.op.writes.keys())
@@ -315,7 +314,6 @@ class Puzzle:
         return tuple(name for name in self.variants if name in default or name in variants)
 
     def find_output_argument(self, quantity: str) -> Argument | None:
-        """Return the op argument that a quantity is written to, or None if no op writes it."""
         ops = (call.op for call in self.calls)
         return next((op.writes[quantity] for op in ops if quantity in op.writes), None)
 

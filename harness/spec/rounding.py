@@ -43,7 +43,6 @@ def convert_to_stored(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def to_float64(array: np.ndarray) -> np.ndarray:
-    """Return a stored array's values as float64."""
     if array.dtype == BFLOAT16:
         array = (array["bfloat16"].astype(np.uint32) << 16).view(np.float32)
     with np.errstate(invalid="ignore"):  # for a signalling NaN, such as the poison

@@ -127,7 +127,6 @@ def check_huge(problem: Problem) -> str | None:
 
 
 def select_dtypes(*dtypes: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
-    """Return a function that lists those of `dtypes` that a problem's function accepts."""
     return lambda problem: [dtype for dtype in problem.dtypes if dtype in dtypes]
 
 

@@ -44,8 +44,8 @@ class MaxCandidate(BuiltCandidate):
         programs = graphs.load_graphs(package, list_calls(puzzle, variants), dtype, target.device)
         self.device = target.device
         self.programs = {direction: programs[f"{variant} {direction}"] for direction in DIRECTIONS}
-        written, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, arguments)
-        arguments |= {name.removeprefix(f"{variant}."): tensor for name, tensor in written.items()}
+        outputs, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, arguments)
+        arguments |= {name.removeprefix(f"{variant}."): tensor for name, tensor in outputs.items()}
         _, backward = graphs.make_buffers(puzzle, self.programs["backward"], target, arguments)
         # Both graphs share the buffers of tensors saved for backward.
         backward |= {name: forward[f"{variant}.{name}"] for name in puzzle.list_saved_quantities(variant)}

@@ -48,9 +48,9 @@ def describe_large_errors(errors: Errors, baseline: Errors, dtype: torch.dtype) 
 
 def measure_saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
     """Return the bytes that autograd saves for the backward pass, except parameters and the output."""
-    (output, *_), saved = record_saved_tensors(forward)
+    (output, *_), saved_tensors = record_saved_tensors(forward)
     excluded = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, output)}
-    storages = (tensor.untyped_storage() for tensor in saved)
+    storages = (tensor.untyped_storage() for tensor in saved_tensors)
     return sum(storage.nbytes() for storage in storages if storage.data_ptr() not in excluded)
 
 

@@ -244,19 +244,19 @@ def does_order_matter(first_statement: ast.stmt, second_statement: ast.stmt) -> 
     )
     if not counter and any(isinstance(node, ast.Expr) for node in statements):
         return True
-    written, used = zip(*(find_names(node) for node in statements), strict=True)
-    return bool(written[0] & used[1] or written[1] & used[0])
+    assigned, used = zip(*(find_names(node) for node in statements), strict=True)
+    return bool(assigned[0] & used[1] or assigned[1] & used[0])
 
 
 def find_names(node: ast.stmt) -> tuple[set[str], set[str]]:
     """Return the names that a statement assigns (or an element of them), and all names in it."""
     targets = [node.target] if isinstance(node, ast.AugAssign) else getattr(node, "targets", [])
-    written = set()
+    assigned = set()
     for target in targets:
         parts = target.elts if isinstance(target, ast.Tuple) else [target]
-        written |= {ast.unparse(part).partition("[")[0] for part in parts}
+        assigned |= {ast.unparse(part).partition("[")[0] for part in parts}
     names = (child for child in ast.walk(node) if isinstance(child, ast.Name | ast.Attribute))
-    return written, set(map(ast.unparse, names))
+    return assigned, set(map(ast.unparse, names))
 
 
 def is_constant_statement(node: ast.stmt) -> bool:
@@ -302,9 +302,9 @@ def does_line_order_matter(first_statement: str, second_statement: str) -> bool:
     ]
     if any(len(side) == 1 for side in sides):
         return True
-    written = [re.findall(r"\w+", side[0])[0] for side in sides]
+    assigned = [re.findall(r"\w+", side[0])[0] for side in sides]
     used = [re.findall(r"\w+", " ".join(side)) for side in sides]
-    return written[0] in used[1] or written[1] in used[0]
+    return assigned[0] in used[1] or assigned[1] in used[0]
 
 
 def count_indent(line: str) -> int:

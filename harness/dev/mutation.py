@@ -41,21 +41,23 @@ class MutationSummary:
     """Results of mutants: numbers of those rejected, explained in survivors.toml, or unchecked (for example
     because they do not compile), and the unexplained survivors."""
 
-    rejected: int = 0
-    explained: int = 0
-    unchecked: int = 0
+    num_rejected: int = 0
+    num_explained: int = 0
+    num_unchecked: int = 0
     survivors: list[Mutant] = field(default_factory=list)
 
     @property
-    def checked(self) -> int:
-        return self.rejected + self.explained + len(self.survivors)
+    def num_checked(self) -> int:
+        return self.num_rejected + self.num_explained + len(self.survivors)
 
     def __str__(self) -> str:
-        percent = 100 * self.rejected / max(self.checked, 1)
-        percentage = f"; {percent:.1f} % of those checked rejected" if self.checked else ""
-        numbers = f"{self.rejected} rejected, {self.explained} explained, {len(self.survivors)} survived"
-        total = format_count(self.checked + self.unchecked, "mutant")
-        return f"{total}: {numbers}, {self.unchecked} could not be checked{percentage}"
+        percent = 100 * self.num_rejected / max(self.num_checked, 1)
+        percentage = f"; {percent:.1f} % of those checked rejected" if self.num_checked else ""
+        numbers = (
+            f"{self.num_rejected} rejected, {self.num_explained} explained, {len(self.survivors)} survived"
+        )
+        total = format_count(self.num_checked + self.num_unchecked, "mutant")
+        return f"{total}: {numbers}, {self.num_unchecked} could not be checked{percentage}"
 
 
 def list_exercises(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Exercise]:
@@ -72,16 +74,16 @@ def run(exercise: Exercise, *, seed: int = 0, max_mutants: int | None = None) ->
     summary, explanations = MutationSummary(), load_explanations(exercise.puzzle.name)
     selected = sample_mutants(exercise, seed=seed, max_mutants=max_mutants)
     unexplained = [m for m in selected if make_key(exercise, m) not in explanations]
-    summary.explained = len(selected) - len(unexplained)
+    summary.num_explained = len(selected) - len(unexplained)
     for count, (mutant, passes) in enumerate(check_mutants(exercise, unexplained), 1):
         progress = f"{exercise.puzzle.name} {exercise.rung.id}: {count} of {len(unexplained)} mutants checked"
         print_progress(progress, count == len(unexplained))
         if passes:
             summary.survivors.append(mutant)
         elif passes is None:
-            summary.unchecked += 1
+            summary.num_unchecked += 1
         else:
-            summary.rejected += 1
+            summary.num_rejected += 1
     return summary
 
 

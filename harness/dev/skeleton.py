@@ -19,7 +19,7 @@ def write(checkout: Path, name: str) -> Iterator[Path]:
     Raises UsageError for an invalid name, or if a file exists.
     """
     if not re.fullmatch(r"p\d\d", name):
-        raise UsageError(f"dev new {name}: a puzzle is called p and two digits, for example p27")
+        raise UsageError(f"dev new {name}: a puzzle's name is p and two digits, for example p27")
     existing = [
         folder
         for folder in (fill_in_number(folder, name) for folder in FOLDERS)

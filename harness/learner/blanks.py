@@ -250,7 +250,7 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
 
     Unless `force`, raises DamagedFile instead of overwriting code in a blank or a file in place of a link.
     """
-    written: list[Path] = []
+    changed_paths: list[Path] = []
     layout = find_layout(solutions)
     for relative in layout.problem_files:
         solution, target = solutions / relative, problems / relative
@@ -265,7 +265,7 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         target.write_text(expected, encoding="utf-8")
-        written.append(target)
+        changed_paths.append(target)
     for relative in layout.links:
         solution, target = solutions / relative, problems / relative
         if is_link_to(target, solution):
@@ -277,8 +277,8 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
             message = "there is a file of your own in place of the link; --force overwrites it"
             raise DamagedFile(f"{target}: {message}")
         create_link(solution, target)
-        written.append(target)
-    return written
+        changed_paths.append(target)
+    return changed_paths
 
 
 def check_problems(solutions: Path, problems: Path) -> int:

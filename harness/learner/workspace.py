@@ -119,15 +119,15 @@ def read_skeleton(solution: Path) -> str:
 def update_file(folder: Path, relative: Path, current: str, text: str, old_skeleton: str) -> UpdatedFile:
     """Write one problem file; back up the old one if edits outside blanks, or a removed blank, are lost."""
     path = folder / "problems" / relative
-    attempted = [id for id, blank in blanks.find_blanks(current).items() if blank.size]
-    lost_blanks = set(attempted) - {*blanks.find_blanks(text)}
+    attempted_ids = [id for id, blank in blanks.find_blanks(current).items() if blank.size]
+    lost_blanks = set(attempted_ids) - {*blanks.find_blanks(text)}
     needs_backup = path.exists() and (
         lost_blanks or blanks.remove_blanks(current) != blanks.remove_blanks(old_skeleton or current)
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     backup = restore.back_up(path) if needs_backup else None
     write_atomically(path, text)
-    return UpdatedFile(path, tuple(id for id in attempted if id not in lost_blanks), backup)
+    return UpdatedFile(path, tuple(id for id in attempted_ids if id not in lost_blanks), backup)
 
 
 def repair_links(solutions: Path, problems: Path) -> None:

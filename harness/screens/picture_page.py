@@ -47,8 +47,10 @@ def classify_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[st
     runs = (picture.learner.accesses, picture.solution.accesses)
     learner_kinds, solution_kinds = (list_access_kinds(run, thread, blank) for run in runs)
     cells: dict[str, dict[int, str]] = {}
-    written = {name for run in (learner_kinds, solution_kinds) for name, _, is_write in run if is_write}
-    for key in sorted({*learner_kinds, *solution_kinds}, key=lambda key: (key[0] in written, key[0])):
+    written_tensors = {
+        name for run in (learner_kinds, solution_kinds) for name, _, is_write in run if is_write
+    }
+    for key in sorted({*learner_kinds, *solution_kinds}, key=lambda key: (key[0] in written_tensors, key[0])):
         name, element, _ = key
         cell_states = cells.setdefault(name, {})
         if key not in learner_kinds:

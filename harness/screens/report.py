@@ -319,7 +319,7 @@ def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
     """Yield each wrong quantity's worst case and error, and its diagnosis unless a gate reports it later."""
     puzzle = run.options.puzzle
     gates = [result for result in variant.gates if result.state == "wrong"]
-    reported = {
+    reported_quantities = {
         quantity
         for result in gates
         for quantity in (*result.gate.own_quantities, *result.gate.provided_quantities)
@@ -332,7 +332,7 @@ def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
             where = f"wrong in {cases}, most in '{case.name}' ({case.purpose})"
             yield Text(f"   ❌ {puzzle.get_printed_name(quantity)} is {where}", style="red")
             yield f"      {explain_failure(outcome)}"
-            diagnosis = variant.diagnoses.get(quantity) if quantity not in reported else None
+            diagnosis = variant.diagnoses.get(quantity) if quantity not in reported_quantities else None
             yield from (f"      {text}" for text in (diagnosis.lines if diagnosis else ()))
     if variant.failure and not gates:
         yield Text(f"   ❌ {variant.failure}", style="red")
@@ -389,13 +389,13 @@ def format_findings(run: Run, verbose: bool) -> Iterator[Line]:
             continue
         variants = device.variants.values()
         errors = [finding for variant in variants for finding in variant.errors]
-        reported = [f for variant in variants for result in variant.gates for f in result.findings]
+        reported_findings = [f for variant in variants for result in variant.gates for f in result.findings]
         notes = sum(not finding.is_error for finding in device.findings)
         yield ""
         summary = format_count(len(errors), "finding") if errors else "no findings"
         summary += f", {format_count(notes, 'note')} on library code" if notes else ""
         yield Text(f"Virtual GPU, memory and race check: {summary}", style="bold")
-        for finding in device.findings if verbose else [f for f in errors if f not in reported]:
+        for finding in device.findings if verbose else [f for f in errors if f not in reported_findings]:
             for text in finding.format().splitlines():
                 yield Text(f"   {make_relative(text)}", style="red" if finding.is_error else "dim")
 
@@ -433,7 +433,7 @@ def format_costs(run: Run) -> Iterator[Line]:
     gates_with_limits = [gate for gate in run.options.puzzle.kernel_gates if gate.limits]
     variants = [variant for device in run.devices for variant in device.variants.values()]
     gates = [result for variant in variants for result in variant.gates]
-    measured = {(result.gate.id, cost.limit.id): cost for result in gates for cost in result.costs}
+    costs_by_limit = {(result.gate.id, cost.limit.id): cost for result in gates for cost in result.costs}
     if not gates_with_limits or not any(device.kind == "virtual" for device in run.devices):
         return
     yield ""
@@ -443,7 +443,10 @@ def format_costs(run: Run) -> Iterator[Line]:
     yield Text(row("gate", "", "given", "yours", "at most", "").rstrip(), style="dim")
     for gate in gates_with_limits:
         for limit in gate.limits:
-            cost, initial = measured.get((gate.id, limit.id)), limit.initial_costs.get(run.options.dtype)
+            cost, initial = (
+                costs_by_limit.get((gate.id, limit.id)),
+                limit.initial_costs.get(run.options.dtype),
+            )
             amount = format_amount(cost.value) if cost else "-"
             mark = MARKS["correct" if cost.ok else "wrong"] if cost else MARKS["unsolved"]
             initial_text = "-" if initial is None else format_amount(initial)

@@ -184,7 +184,7 @@ TRANSFER = {"rms_grad_input", "grad_rms_weight", "rms_grad_weight"}
 
 @pytest.mark.compiles
 def test_cpu_run_checks_every_quantity(puzzle, cpu_graphs):
-    cpu_graphs()  # the graph of this run among them
+    cpu_graphs()  # compile the graph of this run
     ready = []
     options = Options(puzzle, root="solutions", device="cpu", dims=(2, 3, 5, 7), seed=9, repeat=2)
     with runs.start_run(options, on_ready=lambda target: ready.append(target.kind)) as run:

@@ -201,7 +201,7 @@ def test_new_puzzle_tests_pass(checkout_with_new_puzzle):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("27", "a puzzle is called p and two digits, for example p27"),
+        ("27", "a puzzle's name is p and two digits, for example p27"),
         (
             "p22",
             "harness/puzzles/p22, solutions/p22, problems/p22, tests/p22, book/src/puzzle_22 already exists",

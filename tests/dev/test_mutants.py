@@ -259,7 +259,7 @@ def assert_survivors_explained(name, seed, max_mutants):
     (exercise,) = mutation.list_exercises(find_puzzle(puzzle), [rung])
     summary = mutation.run(exercise, seed=seed, max_mutants=max_mutants)
     survivors = [(mutant.line, mutant.new) for mutant in summary.survivors]
-    assert summary.rejected and not survivors, (name, survivors)
+    assert summary.num_rejected and not survivors, (name, survivors)
 
 
 @pytest.mark.parametrize("name", FULLY_CHECKED)

@@ -79,12 +79,12 @@ def test_doctor_continues_after_a_failed_check(monkeypatch):
     assert findings[1].part == "Python"
 
 
-@pytest.mark.parametrize("built", [True, False])
-def test_doctor_points_to_the_built_book(built, monkeypatch, tmp_path):
+@pytest.mark.parametrize("has_book", [True, False])
+def test_doctor_points_to_the_built_book(has_book, monkeypatch, tmp_path):
     """Without a built book in the wheel, the doctor does not suggest adding one."""
 
     def find_built_book():
-        if not built:
+        if not has_book:
             raise UsageError(
                 "--book: there is no built book; this package was made without one; leave out --book"
             )
@@ -96,5 +96,5 @@ def test_doctor_points_to_the_built_book(built, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.workspace, "find_built_book", find_built_book)
     book = next(finding for finding in doctor.check_workbook() if finding.part == "book")
     assert (book.state, book.description) == ("note", "not built here")
-    assert ("update --book" in book.remedy) == built
-    assert built or book.remedy == "this package was made without one"
+    assert ("update --book" in book.remedy) == has_book
+    assert has_book or book.remedy == "this package was made without one"

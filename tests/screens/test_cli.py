@@ -95,7 +95,7 @@ def list_orders(folder, tests):
 @pytest.fixture(scope="module")
 def full_run(tmp_path_factory, cpu_graphs, recorded):
     """Completed process and JSON of `p22 --backward --solution` on every available device."""
-    cpu_graphs()  # the graph of this run among them
+    cpu_graphs()  # compile the graph of this run
     file = tmp_path_factory.mktemp("run") / "run.json"
     result = run_in_new_process(*SOLUTION, "--json", file)
     return result, json.loads(file.read_text())
@@ -279,7 +279,7 @@ def test_2_unwritable_target_is_reported_before_running(
 
 @pytest.mark.compiles
 def test_dims_seed_and_dtype_are_forwarded(command_line, cpu_graphs):
-    cpu_graphs()  # the graph of this run among them
+    cpu_graphs()  # compile the graph of this run
     result = command_line(*ON_CPU, *SMALL, "--seed", "4", "--dtype", "bfloat16")
     assert "Testing with dimensions: [2, 3, 5] -> [2, 3, 7]" in result.lines
     assert any(line.endswith("bfloat16, seed 4") for line in result.lines)
@@ -296,7 +296,7 @@ def test_variant_flag_selects(command_line, name):
 
 @pytest.mark.compiles
 def test_forward_check_prints_no_ratio_without_a_gpu(command_line, cpu_graphs):
-    cpu_graphs()  # the graph that it times among them
+    cpu_graphs()  # compile the graph that is timed
     result = command_line("p22", "--fused", "--solution", "--device", "cpu")
     assert "FORWARD PASS Test Completed!" in result.lines
     assert "grad_input" not in result.out

@@ -31,7 +31,7 @@ from harness.toolchain import roots
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
-START = "import sys, pathlib; from harness.toolchain import roots; roots.CHECKOUT = pathlib.Path.cwd(); from harness.cli import main; sys.exit(main())"
+START_SCRIPT = "import sys, pathlib; from harness.toolchain import roots; roots.CHECKOUT = pathlib.Path.cwd(); from harness.cli import main; sys.exit(main())"
 
 
 class Session:
@@ -54,7 +54,7 @@ class Session:
             os.chdir(self.path)
             environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
             environment.pop("COLUMNS", None)
-            os.execve(sys.executable, [sys.executable, "-c", START, *self.arguments], environment)
+            os.execve(sys.executable, [sys.executable, "-c", START_SCRIPT, *self.arguments], environment)
         ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *self.size, 0, 0))
 
     def press(self, key: str) -> None:

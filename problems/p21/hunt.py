@@ -58,7 +58,7 @@ class LogSoftmax(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """y, [..., C]."""
+        """Return y, [..., C]."""
         return torch.log_softmax(x, -1)
 
     @staticmethod
@@ -134,7 +134,7 @@ class SiLU(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """y, [...]."""
+        """Return y, [...]."""
         return x * torch.sigmoid(x)
 
     @staticmethod
@@ -160,7 +160,7 @@ class Sigmoid(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """y, [...]."""
+        """Return y, [...]."""
         return torch.sigmoid(x)
 
     @staticmethod
@@ -182,7 +182,7 @@ class Dropout(Function):
 
     @staticmethod
     def forward(x: Tensor, keep: Tensor) -> Tensor:
-        """y, [...]."""
+        """Return y, [...]."""
         return torch.where(keep, x / (1 - DROPPED), 0.0)
 
     # BLANK-START dropout: fix what is saved, and the gradient of x
@@ -208,7 +208,7 @@ class RMSNorm(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """y [..., H] and rms [..., 1]."""
+        """Return y [..., H] and rms [..., 1]."""
         rms = RMSNorm.rms_of(x)
         return x / rms * weight, rms
 
@@ -240,7 +240,7 @@ class Standardise(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """y, [..., H]."""
+        """Return y, [..., H]."""
         return (x - x.mean(-1, keepdim=True)) * Standardise.rstd_of(x)
 
     @staticmethod
@@ -269,7 +269,7 @@ class AddBias(Function):
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor) -> Tensor:
-        """y, [..., H]."""
+        """Return y, [..., H]."""
         return x + bias
 
     @staticmethod
@@ -289,7 +289,7 @@ class Scale(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
-        """y, [..., H]."""
+        """Return y, [..., H]."""
         return x * weight
 
     @staticmethod
@@ -314,7 +314,7 @@ class Linear(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
-        """y, [..., O]."""
+        """Return y, [..., O]."""
         return x @ weight.T
 
     # BLANK-START linear: fix what is saved of the shapes
@@ -340,7 +340,7 @@ class LowRank(Function):
 
     @staticmethod
     def forward(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """y, [..., O]."""
+        """Return y, [..., O]."""
         return x @ a.T @ b.T
 
     @staticmethod

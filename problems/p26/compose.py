@@ -38,10 +38,10 @@ def backend(gm, example_inputs, passes, *, mode=None, options=None):
     # BLANK-END backend
 
 
-def aot(gm, example_inputs, seen):
+def aot(gm, example_inputs, graphs):
     """Run after AOTAutograd: record both of its graphs, then compile them with Inductor.
 
-    `seen` is a list that gets ("forward" or "backward", [names of the operations]). Inductor expects graphs in the
+    `graphs` is a list to extend with ("forward" or "backward", [names of the operations]). Inductor expects graphs in the
     operations that its own table of decompositions leaves over.
     """
 

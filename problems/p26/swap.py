@@ -61,7 +61,7 @@ def swap(gm, match):
 def backend(gm, example_inputs, tail, report):
     """Swap the allowed pairs in a graph and its subgraphs, and pass it to `tail`, another backend.
 
-    `report(name, why)` is called for every pair, with the model's name of its Linear (`layer_name`); `why` is empty for
+    `report(name, reason)` is called for every pair, with the model's name of its Linear (`layer_name`); `reason` is empty for
     swapped pairs.
     """
     # BLANK-START whole: for each of graph_modules(gm): find, refuse, swap, report, lint, recompile; then the tail

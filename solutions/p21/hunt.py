@@ -60,7 +60,7 @@ class LogSoftmax(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """y, [..., C]."""
+        """Return y, [..., C]."""
         return torch.log_softmax(x, -1)
 
     @staticmethod
@@ -147,7 +147,7 @@ class SiLU(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """y, [...]."""
+        """Return y, [...]."""
         return x * torch.sigmoid(x)
 
     @staticmethod
@@ -178,7 +178,7 @@ class Sigmoid(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """y, [...]."""
+        """Return y, [...]."""
         return torch.sigmoid(x)
 
     @staticmethod
@@ -202,7 +202,7 @@ class Dropout(Function):
 
     @staticmethod
     def forward(x: Tensor, keep: Tensor) -> Tensor:
-        """y, [...]."""
+        """Return y, [...]."""
         return torch.where(keep, x / (1 - DROPPED), 0.0)
 
     # BLANK-START dropout: fix what is saved, and the gradient of x
@@ -241,7 +241,7 @@ class RMSNorm(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """y [..., H] and rms [..., 1]."""
+        """Return y [..., H] and rms [..., 1]."""
         rms = RMSNorm.rms_of(x)
         return x / rms * weight, rms
 
@@ -280,7 +280,7 @@ class Standardise(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """y, [..., H]."""
+        """Return y, [..., H]."""
         return (x - x.mean(-1, keepdim=True)) * Standardise.rstd_of(x)
 
     @staticmethod
@@ -322,7 +322,7 @@ class AddBias(Function):
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor) -> Tensor:
-        """y, [..., H]."""
+        """Return y, [..., H]."""
         return x + bias
 
     @staticmethod
@@ -344,7 +344,7 @@ class Scale(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
-        """y, [..., H]."""
+        """Return y, [..., H]."""
         return x * weight
 
     @staticmethod
@@ -375,7 +375,7 @@ class Linear(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
-        """y, [..., O]."""
+        """Return y, [..., O]."""
         return x @ weight.T
 
     # BLANK-START linear: fix what is saved of the shapes
@@ -409,7 +409,7 @@ class LowRank(Function):
 
     @staticmethod
     def forward(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """y, [..., O]."""
+        """Return y, [..., O]."""
         return x @ a.T @ b.T
 
     @staticmethod

@@ -48,17 +48,17 @@ def backend(gm, example_inputs, passes, *, mode=None, options=None):
     # BLANK-END backend
 
 
-def aot(gm, example_inputs, seen):
+def aot(gm, example_inputs, graphs):
     """Run after AOTAutograd: record both of its graphs, then compile them with Inductor.
 
-    `seen` is a list that gets ("forward" or "backward", [names of the operations]). Inductor expects graphs in the
+    `graphs` is a list to extend with ("forward" or "backward", [names of the operations]). Inductor expects graphs in the
     operations that its own table of decompositions leaves over.
     """
 
     # BLANK-START aot: a compiler for each direction around inductor.compile_fx_inner, and aot_autograd with select_decomp_table()
     def make_compiler(direction):
         def compile(gm, example_inputs):
-            seen.append((direction, [call_name(node) for node in gm.graph.nodes if node.op in CALLS]))
+            graphs.append((direction, [call_name(node) for node in gm.graph.nodes if node.op in CALLS]))
             return inductor.compile_fx_inner(gm, example_inputs, is_backward=direction == "backward")
 
         return compile

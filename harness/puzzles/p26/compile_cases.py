@@ -136,8 +136,8 @@ def call_with_gradients(
 
 def make_weights(tensor: Tensor) -> Tensor:
     """Return fixed weights in a tensor's shape and dtype."""
-    count = torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
-    return (0.3 + torch.sin(count)).to(tensor.dtype)
+    indices = torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
+    return (0.3 + torch.sin(indices)).to(tensor.dtype)
 
 
 def check_case(case: CompileCase, backend: Backend) -> Probe:

@@ -27,8 +27,8 @@ from harness.spec.derivation import Derivation, Mistake
 from harness.spec.puzzle import Case
 
 RATE, BETAS, EPS, DECAY, LIMIT = 0.01, (0.9, 0.95), 1e-8, 0.1, 0.7
-"""Constants for the check of a step; all but rate and limit are those of the learner's file. AdamW and clipping
-alone are checked with the kernels' constants, which that file lacks, so that an unused argument fails."""
+"""Constants for the check of a step: the defaults of the learner's file, except rate and limit. AdamW and clipping
+are checked with the kernels' constants, so that code which ignores its arguments fails."""
 
 
 def raise_diagnosis(

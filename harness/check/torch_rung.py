@@ -47,7 +47,7 @@ class TorchChecker(CaseChecker):
             return sum(array.size for array in self.reference64.get_arrays(case).values())
 
         case = min(cases, key=count_elements)
-        self.where = f"by torch.autograd.gradcheck in case '{case.name}'"
+        self.context = f"by torch.autograd.gradcheck in case '{case.name}'"
         function = load_function(path, interface)
         strided = self.reference64.make_strided_inputs(case)
         tensors = {name: tensor.contiguous() for name, tensor in strided.items()}

@@ -142,6 +142,6 @@ def ring_backward(dO, queries, keys, values, out, lse, ranges, scale, causal):
         blocks, owners = rotate(blocks), rotate(owners)
         # BLANK-START home: add each rank's contributions to the gradients at that rank, then rotate these
         pairs = zip(travelling, added, strict=True)
-        travelling = rotate([(dK + added_pair[0], dV + added_pair[1]) for (dK, dV), added_pair in pairs])
+        travelling = rotate([(dK + terms[0], dV + terms[1]) for (dK, dV), terms in pairs])
         # BLANK-END home
     return dQ, [dK for dK, _ in travelling], [dV for _, dV in travelling]

@@ -143,10 +143,6 @@ def model_table() -> str:
 def step_table() -> str:
     """GPT-2's step by hand: the whole beside PyTorch's, then its kinds of kernels with their floors."""
     names = {"torch.compile": "`torch.compile`", "autograd": "eager PyTorch"}
-    steps = {row["what"]: row for row in record.rows("step_by_hand")}
-    if float(steps["LayerNorm"]["median_us"]) == 0:  # the record counts its kernels among the rest
-        del steps["LayerNorm"]
-        names["PyTorch's sums, additions and copies"] = "LayerNorm, and PyTorch's sums, additions and copies"
     milliseconds = lambda us: f"{float(us) / 1e3:.{2 + (float(us) < 100)}f} ms" if us else ""  # noqa: E731
     rows = [
         [
@@ -155,7 +151,7 @@ def step_table() -> str:
             milliseconds(row["floor_us"]),
             f"{int(row['peak_bytes']) / 2**30:.2f} GiB" if row["peak_bytes"] else "",
         ]
-        for row in steps.values()
+        for row in record.rows("step_by_hand")
     ]
     return table(["a step, or a kind of kernel of the step by hand", "time", "floor", "peak"], rows, "lrrr")
 

@@ -10,7 +10,7 @@ from .arena import NO_EXTENT, Extent, Space, Views
 
 NUMPY_KINDS = {"pred": "p", "b128": "u8"}
 for _bits in (8, 16, 32, 64):
-    NUMPY_KINDS |= {f"{sign}{_bits}": f"{kind}{_bits // 8}" for sign, kind in ("bu", "uu", "si")}
+    NUMPY_KINDS |= {f"{sign}{_bits}": f"{kind}{_bits // 8}" for sign, kind in zip("bus", "uui", strict=True)}
 NUMPY_KINDS |= {"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2"}
 NUMPY_KINDS |= {"f16x2": "u4", "bf16x2": "u4", "tf32": "f4"}
 NUMPY_TYPES = {

@@ -57,7 +57,7 @@ def select_exercise(puzzle: Puzzle, rung: str | None, gate: str | None = None) -
 
 
 def select_exercises(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Exercise]:
-    """Return a command's files: one, or all of an `every_rung` puzzle without --rung and blank."""
+    """Return a command's exercises: one, or all of an `every_rung` puzzle if neither rung nor blank is given."""
     all_files = puzzle.every_rung and not rung and blank is None
     return list_exercises(puzzle) if all_files else [select_exercise(puzzle, rung, blank)]
 

@@ -7,8 +7,10 @@ from harness.spec.puzzle import Puzzle
 from harness.toolchain import roots
 
 
-def write_changed(puzzle: Puzzle, rung: str, folder: Path, *edits: tuple[str, str], **bodies: str) -> Path:
-    """Write a rung's solution with replaced blanks and edits of strings that must occur exactly once."""
+def write_edited_solution(
+    puzzle: Puzzle, rung: str, folder: Path, *edits: tuple[str, str], **bodies: str
+) -> Path:
+    """Write a rung's solution with blanks replaced by `bodies` and strings, which must occur exactly once, by `edits`."""
     path = folder / puzzle.find_rung(rung).file
     text = (roots.get_solutions() / puzzle.name / path.name).read_text("utf-8")
     text = blanks.join_segments(

@@ -43,19 +43,19 @@ def compile_block(block: Block, report: Any = False):
     [(torch.float32, 1e4), (torch.float32, 1e6), (torch.float32, 1e8), (torch.bfloat16, 1e8)],
     ids=str,
 )
-def test_equal_large_logits_have_the_loss_log_2(dtype, logit):
-    """mlx#4188, pytorch#11752."""
+def test_equal_large_logits_give_loss_log_2(dtype, logit):
+    """Large equal logits lost precision in mlx#4188 and pytorch#11752."""
     bias = torch.zeros(2, requires_grad=True, dtype=dtype)
     weight = torch.full((2, 1), logit, dtype=dtype)
     loss = nn.linear_cross_entropy(torch.ones(1, 1, dtype=dtype), weight, torch.tensor([0]), bias)
     loss.backward()
     assert bias.grad is not None
-    rounding = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(bias.grad.double(), torch.tensor([-0.5, 0.5]).double(), rtol=rounding, atol=0)
-    torch.testing.assert_close(loss.double(), torch.tensor(2.0).double().log(), rtol=rounding, atol=0)
+    rtol = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(bias.grad.double(), torch.tensor([-0.5, 0.5]).double(), rtol=rtol, atol=0)
+    torch.testing.assert_close(loss.double(), torch.tensor(2.0).double().log(), rtol=rtol, atol=0)
 
 
-def test_compiled_head_with_equal_large_logits_has_the_loss_log_2():
+def test_compiled_head_with_equal_large_logits_gives_loss_log_2():
 
     def compute_loss(bias):
         logits = F.linear(torch.ones(1, 1), torch.full((2, 1), 1e8), bias)

@@ -19,11 +19,11 @@ def stub(puzzle: str, ladder: str) -> str | None:
         for gate in rung.gates:
             if spec.get_ladder_name(rung, gate) == ladder:
                 file = roots.get_solutions() / puzzle / rung.file
-                return around(blanks.make_skeleton(file.read_text(encoding="utf-8"), str(file)), gate)
+                return get_definition(blanks.make_skeleton(file.read_text(encoding="utf-8"), str(file)), gate)
     return None
 
 
-def around(text: str, blank: str) -> str:
+def get_definition(text: str, blank: str) -> str:
     """The top-level definition that holds a blank, the hole alone where none does."""
     lines = text.split("\n")
     first, last = (

@@ -149,7 +149,7 @@ class Benchmark:
         sizes: The dataclass of a problem's sizes.
         named_sizes: Name in --sizes -> list of sizes.
         cpu_sizes, gpu_sizes: Default values of --sizes.
-        host_sizes: Sizes so small that a call is CPU-bound.
+        cpu_bound_sizes: Sizes so small that a call is CPU-bound.
         quantities: Names of the output and of the gradients of all leaves.
         candidates: The candidates; at most one is the floor.
         make_problem: Create a problem of some sizes on a device; no term of its gradients may vanish.
@@ -160,7 +160,7 @@ class Benchmark:
     named_sizes: Mapping[str, list[Any]]
     cpu_sizes: str
     gpu_sizes: str
-    host_sizes: Any
+    cpu_bound_sizes: Any
     quantities: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     make_problem: Callable[[Any, torch.dtype, torch.device], Problem]

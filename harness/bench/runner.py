@@ -96,7 +96,7 @@ class BenchmarkRun:
         for sizes in self.sizes if timed_columns else ():
             self.run_size(sizes, timed_columns)
         if "host" in self.columns:
-            self.run_size(self.benchmark.host_sizes, ["host"])
+            self.run_size(self.benchmark.cpu_bound_sizes, ["host"])
 
     def run_size(self, sizes: Sizes, columns: list[str]) -> None:
         """Measure these columns at one size, then free its tensors."""
@@ -197,16 +197,16 @@ class BenchmarkRun:
     def check_graph(
         self, graph: timing.Graph, entry: CheckedCandidate, problem: Problem, direction: str
     ) -> None:
-        """Raise WrongGraphResult if a replay's results differ from eager ones: a launch was not captured."""
+        """Raise WrongGraphResult if a replay's results differ from the eager ones, as when a launch was not captured."""
         expected = [tensor.clone() for tensor in entry.built.prepare(direction)()]
         for tensor in graph.outputs:
             tensor.detach().fill_(float("nan"))
         graph()
         torch.cuda.synchronize()
-        limit = 2 * torch.finfo(problem.dtype).eps + 1e-4  # a captured GEMM may use another algorithm
+        tolerance = 2 * torch.finfo(problem.dtype).eps + 1e-4  # a captured GEMM may use another algorithm
         for got, eager in zip(graph.outputs, expected, strict=True):
             difference = (got.detach().float() - eager.detach().float()).norm()
-            if not difference <= limit * eager.detach().float().norm():
+            if not difference <= tolerance * eager.detach().float().norm():
                 raise WrongGraphResult("the replayed graph does not write what a plain call writes")
 
     def choose_clock(self, column: str):

@@ -53,7 +53,9 @@ def create(folder: Path, *, book: bool) -> int:
     Raises UsageError if the folder is not empty, or if a book is requested and this package has none.
     """
     if (folder / roots.MARKER_FILE).exists():
-        raise UsageError(f"{folder} is a workbook already: inside it, `{format_command('update')}` renews it")
+        raise UsageError(
+            f"{folder} is already a workbook; run `{format_command('update')}` inside it to update it"
+        )
     if enclosing := next(
         (parent for parent in folder.resolve().parents if (parent / roots.MARKER_FILE).exists()), None
     ):

@@ -206,7 +206,7 @@ class Watch:
         self.previous_gate = self.gate
         self.blank_hashes: dict[str, str] = {}
         self.edited_gates: list[str] = []  # gates whose blanks changed in the last save that edited any
-        self.stays_after_pass = self.confirms_skip = False
+        self.stays_after_pass = self.awaits_skip_confirmation = False
         self.page = 0
         self.needs_rerun = False
 
@@ -267,13 +267,13 @@ class Watch:
 
     # ---- Checking --------------------------------------------------------------------------------------------
 
-    def start_check(self, passed: Sequence[Text] = ()) -> None:
-        """Start a check of the current gate, or request one if a check is running; show `passed` above it."""
+    def start_check(self, passed_lines: Sequence[Text] = ()) -> None:
+        """Start a check of the current gate, or request one if a check is running; show `passed_lines` above it."""
         if self.check and not self.check.done.is_set():
             self.needs_rerun = True
             return
-        self.notes, self.confirms_skip, self.needs_rerun, self.page = [], False, False, 0
-        self.passed_lines = [*passed]
+        self.notes, self.awaits_skip_confirmation, self.needs_rerun, self.page = [], False, False, 0
+        self.passed_lines = [*passed_lines]
         self.progress.refresh()  # another terminal may have passed a gate
         self.check = Check(self.gate, time.monotonic())
         self.status = self.check.status
@@ -340,8 +340,8 @@ class Watch:
         if self.is_running():
             return
         self.stays_after_pass = False
-        if not self.current.is_correct and not self.confirms_skip:
-            self.confirms_skip = True
+        if not self.current.is_correct and not self.awaits_skip_confirmation:
+            self.awaits_skip_confirmation = True
             message = f"{self.gate} has not passed; press n again to go on anyway"
             self.show_notes([Text(message, style="yellow")])
             return

@@ -297,9 +297,9 @@ class Puzzle:
 
     @property
     def has_separate_variants(self) -> bool:
-        """True if every variant has its own forward outputs, so that variants cannot be compared."""
-        written = [quantity for call in self.calls for quantity in call.op.writes]
-        return len(self.variants) > 1 and not self.backward and len(set(written)) == len(written)
+        """True if every variant writes its own forward outputs, in which case variants cannot be compared."""
+        quantities = [quantity for call in self.calls for quantity in call.op.writes]
+        return len(self.variants) > 1 and not self.backward and len(set(quantities)) == len(quantities)
 
     @property
     def default_variants(self) -> tuple[str, ...]:

@@ -132,8 +132,8 @@ class MojoRung(Rung):
     """The kernels of an op package: `file` is "op/NAME.mojo".
 
     Attributes:
-        sizes: Name -> Mojo expression for a further size in shapes and launches; a recording evaluates them
-            in order. In them `dims` is the list of a case's sizes.
+        sizes: Additional sizes for shapes and launches: name -> Mojo expression of `dims`, the list of a case's
+            sizes. A recording evaluates them in order.
     """
 
     id: str = "mojo"

@@ -64,14 +64,14 @@ def dembedding(tokens, dx, V):
 
 
 def dresidual(dx, A):
-    """Return the gradient of x, [B, T, C], in x + x A^T, whose gradient is dx; A [C, C] represents any branch."""
+    """Return the gradient of x [B, T, C], given dx, the gradient of x + x A^T; A [C, C] stands for any branch."""
     # BLANK-START dresidual: the gradient flows back on both paths
     # FILL IN (about 1 line)
     # BLANK-END dresidual
 
 
 def dtied(tokens, dx, dlogits, x):
-    """Return the gradient [V, C] of a table that is used twice: token[tokens], whose gradient is dx, and x token^T."""
+    """Return the gradient [V, C] of a table used in token[tokens], with gradient dx, and in x token^T, with dlogits."""
     # BLANK-START dtied: one tensor, two gradients
     # FILL IN (about 3 lines)
     # BLANK-END dtied

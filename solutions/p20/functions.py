@@ -82,7 +82,7 @@ def unpack(words, shape):
 class ReluFromBits(Function):
     """max(x, 0) for x of any shape; saves one bit per element."""
 
-    # BLANK-START relu_bits: save the mask packed; what else `unpack` needs is not a tensor: make it an attribute of ctx
+    # BLANK-START relu_bits: save the packed mask; the other argument of `unpack` is not a tensor: make it an attribute of ctx
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(pack(~(x <= 0)))

@@ -153,7 +153,7 @@ def test_all_gpu_columns_are_measured(fake_gpu, monkeypatch):
 
     selected = (FLOOR, EAGER, Candidate("mine", "ours", build))
     benchmark = dataclasses.replace(
-        BENCHMARK, make_problem=move_to_cpu(candidates.make_problem), host_sizes=Sizes(3, 2, 4)
+        BENCHMARK, make_problem=move_to_cpu(candidates.make_problem), cpu_bound_sizes=Sizes(3, 2, 4)
     )
     run = make_bench(*selected, columns=COLUMNS, benchmark=benchmark, device=FakeDevice())
     run.run()

@@ -30,16 +30,17 @@ def one(
 
 def test_definition_is_shown_from_name_to_end():
     assert (
-        stubs.around(FILE, "first") == FILE[FILE.index("def one") : FILE.index("\n\n\n# BLANK-START second")]
+        stubs.get_definition(FILE, "first")
+        == FILE[FILE.index("def one") : FILE.index("\n\n\n# BLANK-START second")]
     )
-    assert stubs.around(FILE, "second") == "# BLANK-START second: anything\n# BLANK-END second"
+    assert stubs.get_definition(FILE, "second") == "# BLANK-START second: anything\n# BLANK-END second"
 
 
 def test_long_definition_shows_head_and_blank():
     lines = [f"    line{number}()" for number in range(60)]
     lines[30:30] = ["    # BLANK-START deep: think", "    # FILL IN (about 1 line)", "    # BLANK-END deep"]
     text = "\n".join(["def long(x) -> int:", '    """Long."""', *lines, "", "", "def next(): ..."])
-    assert stubs.around(text, "deep").split("\n") == [
+    assert stubs.get_definition(text, "deep").split("\n") == [
         "def long(x) -> int:",
         '    """Long."""',
         "    ...",

@@ -126,9 +126,9 @@ def test_value_written_to_wrong_element():
 
 
 def test_reads_in_wrong_order():
-    def make(order, written):
+    def make(order, written_value):
         return make_launch(
-            *(("R", "x", 10, [(0, 0, e, X[e])]) for e in order), ("W", "y", 11, [(0, 0, 0, written)])
+            *(("R", "x", 10, [(0, 0, e, X[e])]) for e in order), ("W", "y", 11, [(0, 0, 0, written_value)])
         )
 
     cause = find_cause(make_run(make([0, 1], 7.0)), make_run(make([1, 0], 9.0)), Element("y", 0))

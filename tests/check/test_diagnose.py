@@ -69,8 +69,8 @@ def test_mistakes_have_unique_ids():
     assert len({mistake.id for mistake in MISTAKES}) == len(MISTAKES)
 
 
-def compute_mistake(mistake, case, quantity):
-    """Return the values of a mistake's last alternative, or None if they are correct."""
+def compute_mistaken_values(mistake, case, quantity):
+    """Return the values that a mistake's last alternative produces, or None if they are correct."""
     with np.errstate(all="ignore"):
         values = np.asarray(getattr(derive(ARRAYS[case.name], mistake.changes), quantity))
     expected = get_truth(case, quantity)
@@ -83,7 +83,7 @@ def compute_mistake(mistake, case, quantity):
 def test_mistakes_are_identified_in_every_affected_quantity(mistake):
     affected = 0
     for quantity in QUANTITIES:
-        values_by_case = [(case, compute_mistake(mistake, case, quantity)) for case in CASES]
+        values_by_case = [(case, compute_mistaken_values(mistake, case, quantity)) for case in CASES]
         cases = [
             make_evidence(case, quantity, values) for case, values in values_by_case if values is not None
         ]

@@ -142,7 +142,7 @@ PUZZLES = {puzzle.name: puzzle for puzzle in (P19, P20, P21, P22, P23, P24)}
 @pytest.mark.parametrize("name", PUZZLES)
 def test_noise_has_no_description(name):
     """Correct values with random errors match no mistake."""
-    puzzle, random = PUZZLES[name], np.random.default_rng(0)
+    puzzle, rng = PUZZLES[name], np.random.default_rng(0)
     quantities = {q: a for call in puzzle.calls for q, a in call.op.writes.items()}
     float32_quantities = [
         q for q, argument in quantities.items() if argument.resolve_dtype("float32") == "float32"
@@ -153,7 +153,7 @@ def test_noise_has_no_description(name):
         def add_noise(v, quantity=quantity):
             expected = np.asarray(getattr(v, quantity), np.float64)
             return np.where(
-                np.isfinite(expected), expected * (1 + 0.3 * random.standard_normal(expected.shape)), expected
+                np.isfinite(expected), expected * (1 + 0.3 * rng.standard_normal(expected.shape)), expected
             )
 
         diagnosis = diagnose_values(puzzle, quantity, add_noise)

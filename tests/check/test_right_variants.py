@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changed_solutions import write_changed
+from changed_solutions import write_edited_solution
 
 from harness.check.checker import Checker, load_checker
 from harness.learner.exercise import Exercise
@@ -36,7 +36,7 @@ def test_python_variants_pass_with_every_seed(name, rung, tmp_path):
         for description, edits in edits_by_name.items():
             folder = tmp_path / str(len(files))
             folder.mkdir()
-            files.append((gate, description, write_changed(puzzle, rung, folder, *edits)))
+            files.append((gate, description, write_edited_solution(puzzle, rung, folder, *edits)))
     for seed in range(1 if (name, rung) in SEED_INDEPENDENT else 20):
         checker = load_checker(Exercise(puzzle, puzzle.find_rung(rung), roots.get_solutions()), seed=seed)
         for gate, description, path in files:

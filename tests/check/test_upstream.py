@@ -1,7 +1,7 @@
 """Errors caused by an earlier error refer to it; independent errors are explained."""
 
 import pytest
-from changed_solutions import write_changed
+from changed_solutions import write_edited_solution
 
 from harness.check.checker import load_checker
 from harness.check.diagnose import find_first_wrong, redirect_gates, redirect_quantities, redirect_repeats
@@ -47,7 +47,7 @@ def test_gate_after_a_wrong_one_refers_to_it():
 
 def check_edited(tmp_path, *edits):
     """Check the PyTorch rung's solution after some edits; return the results by gate."""
-    rung, path = P23.find_rung("torch"), write_changed(P23, "torch", tmp_path, *edits)
+    rung, path = P23.find_rung("torch"), write_edited_solution(P23, "torch", tmp_path, *edits)
     cases = [case for case in P23.list_cases(None) if case.name in ("chapter", "hard values", "odd sizes")]
     return {
         r.gate.id: r

@@ -83,7 +83,7 @@ def test_command_outside_a_workbook_prints_one_error_line(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize(
     ("existing", "message"),
-    [("mine.txt", "is not empty"), (None, "is a file"), (roots.MARKER_FILE, "is a workbook already")],
+    [("mine.txt", "is not empty"), (None, "is a file"), (roots.MARKER_FILE, "is already a workbook")],
 )
 def test_init_rejects_existing_files(existing, message, tmp_path, command_line):
     target = tmp_path / "target"

@@ -115,7 +115,7 @@ def test_narrow_dtypes_are_as_accurate_as_pytorch(dtype, reduction, device):
 
 @pytest.mark.parametrize("logit", [1e4, 1e6, 1e8])
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
-def test_equal_large_logits_have_the_loss_log_2(dtype, logit, device):
+def test_equal_large_logits_give_loss_log_2(dtype, logit, device):
     """Adding the logarithm to the maximum logit in float32 would lose it."""
     logit = min(logit, torch.finfo(dtype).max)
     bias = torch.zeros(2, dtype=dtype, device=device, requires_grad=True)

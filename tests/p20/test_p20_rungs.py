@@ -1,7 +1,7 @@
 """Puzzle 20's rungs: correct solutions pass, wrong ones are diagnosed."""
 
 import pytest
-from changed_solutions import write_changed
+from changed_solutions import write_edited_solution
 from typed import unwrap
 
 from harness.check import zoo
@@ -20,7 +20,7 @@ METHODS = """\
     def backward(ctx, dy):
         return {}"""
 IGNORES_DY = METHODS.format("ctx.saved_tensors[0].to(dy.dtype)")
-DOUBLED = METHODS.format("2 * torch.where(ctx.saved_tensors[0], dy, 0)")
+DOUBLES_GRADIENT = METHODS.format("2 * torch.where(ctx.saved_tensors[0], dy, 0)")
 SAVED_ON_CTX = METHODS.format("torch.where(ctx.y <= 0, 0, dy)").replace(
     "save_for_backward(~(x <= 0))", "y = x.clamp(min=0)"
 )
@@ -30,7 +30,7 @@ MODIFIES_INPUT = METHODS.format("torch.where(ctx.saved_tensors[0], dy, 0)").repl
 def check_edited(rung_id, gate, tmp_path, *edits, **bodies):
     """Check one gate of a rung's solution after edits and replaced blanks; return its result."""
     checker = load_checker(Exercise(PUZZLE, PUZZLE.find_rung(rung_id), roots.get_solutions()))
-    return checker.check(write_changed(PUZZLE, rung_id, tmp_path, *edits, **bodies), [gate])[0]
+    return checker.check(write_edited_solution(PUZZLE, rung_id, tmp_path, *edits, **bodies), [gate])[0]
 
 
 def test_each_registration_line_is_required(tmp_path):
@@ -68,7 +68,7 @@ def test_each_registration_line_is_required(tmp_path):
          "the gradient of x is wrong"),
         ("torch", "layernorm", "        dx = dy @ dy", "functions.py:"),
         ("torch", "relu_bits", IGNORES_DY, "it is the gradient of the output's sum: dy is not used"),
-        ("torch", "relu_mask", DOUBLED, "every element is 2 times what it should be"),
+        ("torch", "relu_mask", DOUBLES_GRADIENT, "every element is 2 times what it should be"),
         ("torch", "relu_output", SAVED_ON_CTX, "ctx.y holds a tensor that save_for_backward should keep"),
         ("register", "define", "    return None", "register() returns NoneType, expected the operator"),
     ],

@@ -1,7 +1,7 @@
 """Puzzle 25's checkers: correct rings pass, incorrect ones are diagnosed."""
 
 import pytest
-from changed_solutions import write_changed
+from changed_solutions import write_edited_solution
 
 from harness.check import zoo
 from harness.check.checker import load_checker
@@ -88,7 +88,7 @@ MERGE_LINE, END = "    share = torch.sigmoid(", "lse, block_lse)\n    # BLANK-EN
     ids=["an exception", "a small error", "a rank dies"],
 )  # fmt: skip
 def test_wrong_merges_are_rejected(old, new, message, checkers, tmp_path):
-    path = write_changed(PUZZLE, "torch", tmp_path, (old, new))
+    path = write_edited_solution(PUZZLE, "torch", tmp_path, (old, new))
     (result,) = checkers["torch"].check(path, ["merge"])
     assert result.state == "wrong" and result.hint == "merge-2"
     line = path.read_text().partition(new)[0].count("\n") + 1
@@ -107,7 +107,7 @@ def test_wrong_merges_are_rejected(old, new, message, checkers, tmp_path):
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
 def test_softmax_mistakes_are_reported(rung, wrong, message, checkers, tmp_path):
     """Invisible blocks are masked in the NumPy rung and skipped in the PyTorch rung."""
-    path = write_changed(PUZZLE, rung, tmp_path, ("P * (dP - delta[..., None])", wrong))
+    path = write_edited_solution(PUZZLE, rung, tmp_path, ("P * (dP - delta[..., None])", wrong))
     (result,) = checkers[rung].check(path, ["recompute"])
     assert message in "\n".join(result.diagnosis), result.diagnosis
 
@@ -147,7 +147,7 @@ CORRECT_EDITS = {
 
 @pytest.mark.parametrize("rung", CORRECT_EDITS)
 def test_other_correct_rings_pass(rung, checkers, tmp_path):
-    path = write_changed(
+    path = write_edited_solution(
         PUZZLE, rung, tmp_path, **{gate: body.strip("\n") for gate, body in CORRECT_EDITS[rung].items()}
     )
     results = checkers[rung].check(path, list(CORRECT_EDITS[rung]))
@@ -162,7 +162,7 @@ def test_other_correct_rings_pass(rung, checkers, tmp_path):
     ],
 )  # fmt: skip
 def test_invalid_chunks_are_rejected(new, message, checkers, tmp_path):
-    path = write_changed(
+    path = write_edited_solution(
         PUZZLE, "numpy", tmp_path, ("return [pieces[rank], pieces[2 * size - 1 - rank]]", new)
     )
     (result,) = checkers["numpy"].check(path, ["balanced"])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from changed_solutions import write_changed
+from changed_solutions import write_edited_solution
 
 from harness import cli
 from harness.check import zoo
@@ -179,7 +179,7 @@ def test_single_gate_and_single_rung_can_be_run(capsys):
 
 
 def test_learner_exception_is_reported_with_its_line(tmp_path, checkers):
-    path = write_changed(PUZZLE, "fold", tmp_path, sweep="    return 1 / 0")
+    path = write_edited_solution(PUZZLE, "fold", tmp_path, sweep="    return 1 / 0")
     (result,) = checkers["fold"].check(path, ["sweep"])
     assert result.mistake == "raises" and "fold.py:" in result.diagnosis[0]
     assert "ZeroDivisionError" in result.diagnosis[0]
@@ -187,7 +187,9 @@ def test_learner_exception_is_reported_with_its_line(tmp_path, checkers):
 
 def test_graph_error_reports_the_line_that_created_the_node(tmp_path, checkers):
     """Dynamo wraps an exception of a pass; the kind of the wrong function determines the mistake."""
-    path = write_changed(PUZZLE, "match", tmp_path, ("gate.all_input_nodes == [x]", "gate.args[0] is x"))
+    path = write_edited_solution(
+        PUZZLE, "match", tmp_path, ("gate.all_input_nodes == [x]", "gate.args[0] is x")
+    )
     line = next(
         k for k, line_text in enumerate(path.read_text().splitlines(), 1) if "gate.args[0] is x" in line_text
     )
@@ -200,7 +202,7 @@ def test_graph_error_reports_the_line_that_created_the_node(tmp_path, checkers):
 def test_rewritten_graph_error_reports_the_blank(tmp_path, checkers):
     """The traceback of a failing graph contains no line of the learner's file."""
     body = "    for node in gm.graph.nodes:\n        if node.op == 'call_function':\n            node.target = math.comb\n    return 0"
-    path = write_changed(PUZZLE, "fold", tmp_path, sweep=body)
+    path = write_edited_solution(PUZZLE, "fold", tmp_path, sweep=body)
     line = blanks.find_blanks(path.read_text())["sweep"].line
     (result,) = checkers["fold"].check(path, ["sweep"])
     assert f"{path}:{line}: in the graph that it leaves: TypeError" in result.diagnosis[0]
@@ -215,13 +217,13 @@ def test_rewritten_graph_error_reports_the_blank(tmp_path, checkers):
     ],
 )
 def test_gate_names_the_wrong_part_to_fix_first(tmp_path, checkers, rung, part, body, gate):
-    (result,) = checkers[rung].check(write_changed(PUZZLE, rung, tmp_path, **{part: body}), [gate])
+    (result,) = checkers[rung].check(write_edited_solution(PUZZLE, rung, tmp_path, **{part: body}), [gate])
     assert (result.state, result.mistake, result.hint) == ("wrong", None, f"{part}-1")
     assert result.diagnosis == [f"computed from {part}, which is wrong: fix that first"]
 
 
 def test_wrong_gate_with_a_wrong_part_is_reported(tmp_path, checkers):
-    path = write_changed(PUZZLE, "fold", tmp_path, factor="    return None", chain="    return 0")
+    path = write_edited_solution(PUZZLE, "fold", tmp_path, factor="    return None", chain="    return 0")
     (result,) = checkers["fold"].check(path, ["chain"])
     assert result.mistake == "not-rewritten" and result.hint == "chain-1"
 
@@ -237,14 +239,14 @@ def test_wrong_gate_with_a_wrong_part_is_reported(tmp_path, checkers):
     ],
 )  # fmt: skip
 def test_wrong_return_type_is_reported(tmp_path, checkers, rung, gate, body, message, advice):
-    (result,) = checkers[rung].check(write_changed(PUZZLE, rung, tmp_path, **{gate: body}), [gate])
+    (result,) = checkers[rung].check(write_edited_solution(PUZZLE, rung, tmp_path, **{gate: body}), [gate])
     assert result.mistake == advice and message in result.diagnosis[0], result.diagnosis
 
 
 def test_output_of_a_failing_graph_is_hidden(tmp_path, checkers, capfd):
     """FX prints a traceback to standard error if generated code raises."""
     dtype = "or not value(x).dtype == value(end).dtype in DTYPES:"
-    path = write_changed(PUZZLE, "match", tmp_path, (dtype, "or not is_tensor(end):"))
+    path = write_edited_solution(PUZZLE, "match", tmp_path, (dtype, "or not is_tensor(end):"))
     (result,) = checkers["match"].check(path, ["gelu"])
     assert result.mistake == "dtype" and "traced Module" not in capfd.readouterr().err
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from changed_solutions import write_changed
+from changed_solutions import write_edited_solution
 
 from harness.check import zoo
 from harness.check.checker import load_checker
@@ -123,7 +123,7 @@ FORWARD = "        return 0.5 * x * (1 + torch.tanh(Gelu"
     ],
 )  # fmt: skip
 def test_other_errors_are_reported(gate, old, new, mistake, message, checkers, tmp_path):
-    (result,) = checkers["tape"].check(write_changed(PUZZLE, "tape", tmp_path, (old, new)), [gate])
+    (result,) = checkers["tape"].check(write_edited_solution(PUZZLE, "tape", tmp_path, (old, new)), [gate])
     assert (result.state, result.mistake) == ("wrong", mistake), result.diagnosis
     assert message in result.diagnosis[0], result.diagnosis
 
@@ -140,7 +140,7 @@ IN_PYTHON = [
 
 @pytest.mark.parametrize(("rung", "gate", "entry"), IN_PYTHON)
 def test_learner_mistakes_are_rejected_and_named(rung, gate, entry, checkers, tmp_path):
-    (result,) = checkers[rung].check(write_changed(PUZZLE, rung, tmp_path, *entry["edits"]), [gate])
+    (result,) = checkers[rung].check(write_edited_solution(PUZZLE, rung, tmp_path, *entry["edits"]), [gate])
     assert result.state == "wrong"
     assert result.mistake == entry.get("mistake", result.mistake), result.diagnosis
     assert entry.get("said", "") in result.diagnosis[0]
@@ -171,7 +171,7 @@ def test_different_but_correct_parts_pass(checkers, tmp_path):
     old_line = "        q, k, v, P = tape.take(name)"
     split = "        qkv, P = tape.take(name)\n        q, k, v = split_heads(qkv, 3)"
     saved = ("tape.keep(name, q, k, v, P)", "tape.keep(name, qkv, P)")
-    path = write_changed(PUZZLE, "tape", tmp_path, saved, (old_line, split))
+    path = write_edited_solution(PUZZLE, "tape", tmp_path, saved, (old_line, split))
     (result,) = checkers["tape"].check(path, ["attention"])
     assert result.state == "correct", result.diagnosis
 

@@ -40,7 +40,7 @@ PRODUCTS = [
 
 
 def write_initial_package(folder) -> OpPackage:
-    """Return the solution's package with the blanks' initial code as the learner's code."""
+    """Copy the solution's package, reset every blank to its initial code, and return the copy."""
     shutil.copytree(SOLUTION, folder, symlinks=False)
     text = (folder / "fast.mojo").read_text()
     bodies = {id: blank.provided for id, blank in blanks.find_blanks(text).items()}
@@ -49,7 +49,7 @@ def write_initial_package(folder) -> OpPackage:
 
 
 def list_orders(folder, tests):
-    """Record the command's cases in both dtypes; the other tests use fewer cases."""
+    """Return the recordings to make: all cases of the command in both dtypes, and the fewer of other tests."""
     steps, initial = [gate.variant for gate in GATES], write_initial_package(folder / "op")
     orders = {
         f"solution {dtype}": make_order("p28", PUZZLE.list_cases(None), steps, dtype=dtype)

@@ -136,9 +136,9 @@ def test_stale_staging_folders_are_removed(tmp_path):
 def build_slowly(folder: Path) -> bytes:
     """Slowly build an entry with random content; return its bytes."""
 
-    def make(staged: Path) -> None:
+    def make(staging_path: Path) -> None:
         time.sleep(0.2)
-        staged.write_bytes(os.urandom(1000))
+        staging_path.write_bytes(os.urandom(1000))
 
     return cache_file(folder / "entry", make, "it").read_bytes()
 

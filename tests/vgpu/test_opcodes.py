@@ -77,17 +77,17 @@ def divide_truncated(a: int, b: int, bits: int) -> int:
 
 def round_bits(x: Fraction, exponent_bits: int, precision: int) -> int:
     """Round a nonzero Fraction to an IEEE-like format; return its bits."""
-    mantissa = precision - 1
+    mantissa_bits = precision - 1
     negative, x = x < 0, abs(x)
     bias = (1 << (exponent_bits - 1)) - 1
-    out = 1 << (exponent_bits + mantissa) if negative else 0
+    out = 1 << (exponent_bits + mantissa_bits) if negative else 0
     e = 0
     while x >= Fraction(2) ** (e + 1):
         e += 1
     while x < Fraction(2) ** e:
         e -= 1
     e = max(e, 1 - bias)
-    scaled = x / Fraction(2) ** (e - mantissa)
+    scaled = x / Fraction(2) ** (e - mantissa_bits)
     whole = scaled.numerator // scaled.denominator
     rest = scaled - whole
     if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1):
@@ -96,9 +96,9 @@ def round_bits(x: Fraction, exponent_bits: int, precision: int) -> int:
         whole >>= 1
         e += 1
     if e > bias:
-        return out | ((1 << exponent_bits) - 1) << mantissa
-    biased = e + bias if whole >> mantissa else 0
-    return out | biased << mantissa | (whole & ((1 << mantissa) - 1))
+        return out | ((1 << exponent_bits) - 1) << mantissa_bits
+    biased = e + bias if whole >> mantissa_bits else 0
+    return out | biased << mantissa_bits | (whole & ((1 << mantissa_bits) - 1))
 
 
 def compute_fma(a: float, b: float, c: float, kind: str):

@@ -60,7 +60,7 @@ def test_values_are_correct_in_every_block_order(recordings, dtype, dims, order,
     assert not replay.gpu.findings, replay.gpu.findings[0].format()
 
 
-def count_default_case(recording, variant: str) -> dict[str, Counters]:
+def get_default_case_counters(recording, variant: str) -> dict[str, Counters]:
     """Return launch name -> counters of the default case, for the first launch of each name."""
     case = PUZZLE.list_cases(None)[0]
     replay = Replay(recording, PUZZLE, "float32")
@@ -75,12 +75,12 @@ def test_byte_counts_match_the_shapes(recordings):
     """The fused kernel reads W once per row; the unfused matmul reads it once per tile of rows."""
     B, S, H, O = DEFAULT
     rows, weight = B * S, O * H * 4
-    fused = count_default_case(recordings["float32"], "fused")
+    fused = get_default_case_counters(recordings["float32"], "fused")
     forward = fused["minimal_fused_forward"]
     assert forward.tensors["linear_weight"].read == rows * weight
     assert forward.tensors["output"].written == rows * O * 4
     assert forward.tensors["mean"].written == rows * 4
-    matmul = count_default_case(recordings["float32"], "unfused")["matmul"]
+    matmul = get_default_case_counters(recordings["float32"], "unfused")["matmul"]
     assert matmul.tensors["linear_weight_t"].read == weight
     assert matmul.tensors["output"].written == rows * O * 4
     assert matmul.barriers == 2

@@ -228,7 +228,7 @@ BENCHMARK = Benchmark(
     },
     cpu_sizes="256,128,256",
     gpu_sizes="S0;S1;S2;S3",
-    host_sizes=Sizes(16, 8, 16),
+    cpu_bound_sizes=Sizes(16, 8, 16),
     quantities=QUANTITIES,
     candidates=CANDIDATES,
     make_problem=make_problem,

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_ORDERS = 64
-"""Maximum number of orders in which PyTorch runs."""
+"""Maximum number of summation orders in which PyTorch runs."""
 MAX_SCORES = 2**21
-"""Maximum number of scores in all orders together; a large case has enough rows to show the worst error."""
+"""Maximum number of scores in all orders together; a large case needs fewer orders to show the worst error."""
 KEYS_LAST = ("scores", "probabilities", "grad_scores", "grad_probabilities", "grad_mask")
 HEAD_DIM_LAST = ("output", "grad_query", "grad_key", "grad_value")
 KEYS_THEN_HEAD_DIM = ("grad_key", "grad_value")

@@ -153,7 +153,7 @@ BENCHMARK = Benchmark(
     },
     cpu_sizes="1,2,128,32,1",
     gpu_sizes="d64;d64-causal",
-    host_sizes=Sizes(1, 2, 8, 8),
+    cpu_bound_sizes=Sizes(1, 2, 8, 8),
     quantities=QUANTITIES,
     candidates=CANDIDATES,
     make_problem=make_problem,

@@ -117,9 +117,9 @@ def describe_error(error: Exception, path: Path) -> str:
 def make_parser() -> Parser:
     parser = Parser(
         prog="p25 --backward",
-        description="Start the ring in several processes and compare output and gradients with one device.",
+        description="Run the ring in several processes and compare its output and gradients with those of one device.",
         epilog="exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks; "
-        "5 a rank died, was late or had other tensors, or too little memory for the ranks; 130 interrupted",
+        "5 a rank crashed, timed out or received other tensors, or too little memory for all ranks; 130 interrupted",
     )
     parser.add_argument("--solution", action="store_true", help="run solutions/ instead of your file")
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help="processes (default: %(default)s)")

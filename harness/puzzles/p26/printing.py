@@ -57,7 +57,7 @@ def join_chains(x: Tensor, w: Tensor) -> Tensor:
     return torch.sin((torch.exp(x) + torch.cos(x) * 2.0) @ w)
 
 
-def from_nothing(x: Tensor, w: Tensor) -> Tensor:
+def add_call_without_inputs(x: Tensor, w: Tensor) -> Tensor:
     """Make the sum depend on a call without inputs; graph inputs are not dependencies."""
     return x.cos() + torch.arange(6).sin()
 
@@ -68,7 +68,11 @@ GROUP_CASES = (
     ("exp(x) + cos(x) * 2, then a product and sin", join_chains, [["exp", "cos", "mul", "add"]]),
     ("nothing pointwise", lambda x, w: x @ w, []),
     ("x.sin().cos().exp(), the last of the graph", lambda x, w: x.sin().cos().exp(), [["sin", "cos", "exp"]]),
-    ("x.cos() + sin(arange(6)): the sum waits for arange, x.cos() does not", from_nothing, [["add", "sin"]]),
+    (
+        "x.cos() + sin(arange(6)): the sum waits for arange, x.cos() does not",
+        add_call_without_inputs,
+        [["add", "sin"]],
+    ),
 )
 
 

@@ -468,9 +468,9 @@ class AccessLog:
                 segments.append([])
             segments[-1].append(e)
         for chunk in segments:
-            self.compare_shared(self.shared_marks, chunk, keep_reads or len(segments) > 1)
+            self.check_shared_accesses(self.shared_marks, chunk, keep_reads or len(segments) > 1)
 
-    def compare_shared(self, tables: Marks, entries, keep_reads: bool):
+    def check_shared_accesses(self, tables: Marks, entries, keep_reads: bool):
         oldest = min(int(np.min(e[4])) for e in entries)
         roles = group_by_role(entries)
         for kind, role_entries in roles.items():

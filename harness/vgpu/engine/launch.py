@@ -103,7 +103,7 @@ class Run(Reports):
             if self.uncertain_findings and not depends_on_unwritten_memory(self):
                 for f in self.uncertain_findings:
                     f.is_error = False
-                    f.marked_message += "; results are the same with other bytes there"
+                    f.marked_message += "; the results do not depend on the bytes read"
         finally:
             self.launch.duration_s = time.perf_counter() - start
             self.launch.findings = list(self.findings)

@@ -61,8 +61,8 @@ class MBarrierOps(BatchMemory):
 
     def mbarrier_init(self, access: Access, address, count, active):
         slots, _ = self.get_remote_index(access, address, active)
-        _, written, full = access.get_views(self.shared_space)
-        written[slots] = full
+        _, written_masks, full_mask = access.get_views(self.shared_space)
+        written_masks[slots] = full_mask
         for slot, n in zip(slots.tolist(), np.broadcast_to(count, len(slots)).tolist(), strict=True):
             self.mbarriers[slot] = MBarrier(n, n)
 

@@ -406,32 +406,32 @@ class WarpOps(MBarrierOps):
         """Execute vprintf(format, arguments): print one line per thread, in thread order."""
         fmt_at, args_at, *rest = offsets_and_L
         active = rest[-1]
-        for p in self.get_positions(active).tolist():
-            base = int(self.local_base[p])
+        for thread in self.get_positions(active).tolist():
+            base = int(self.local_base[thread])
             local = self.local_space.data
             fmt = int(local[base + fmt_at : base + fmt_at + 8].view(u8)[0])
             args = int(local[base + args_at : base + args_at + 8].view(u8)[0])
-            self.run.print(format_printf(self.read_string(fmt, p), args, self, p))
+            self.run.print(format_printf(self.read_string(fmt, thread), args, self, thread))
         if len(rest) > 1:  # the result, a character count, is not modelled: store 0
-            for p in self.get_positions(active).tolist():
-                base = int(self.local_base[p]) + rest[0]
+            for thread in self.get_positions(active).tolist():
+                base = int(self.local_base[thread]) + rest[0]
                 self.local_space.data[base : base + 4] = 0
                 self.local_space.written[base : base + 4] = 1
 
-    def read_bytes(self, address: int, nbytes: int, p: int) -> bytes:
-        """Read bytes at a generic address as thread `p`."""
+    def read_bytes(self, address: int, nbytes: int, thread: int) -> bytes:
+        """Read bytes at a generic address, as a thread reads them."""
         if address >= LOCAL_WINDOW:
-            offset = int(self.local_base[p]) + address - LOCAL_WINDOW
+            offset = int(self.local_base[thread]) + address - LOCAL_WINDOW
             return self.local_space.data[offset : offset + nbytes].tobytes()
         offset = address - self.arena.base
         if not 0 <= offset <= self.arena.size - nbytes:
             return bytes(nbytes)
         return self.arena.data[offset : offset + nbytes].tobytes()
 
-    def read_string(self, address: int, p: int) -> str:
+    def read_string(self, address: int, thread: int) -> str:
         out = b""
         while len(out) < 1 << 16 and b"\0" not in out:
-            out += self.read_bytes(address + len(out), 64, p)
+            out += self.read_bytes(address + len(out), 64, thread)
         return out.split(b"\0")[0].decode("utf-8", "replace")
 
 

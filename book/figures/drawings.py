@@ -536,37 +536,6 @@ def gpt() -> str:
     return drawing.svg()
 
 
-def token_rows(text: str = "banana", table: str = "abcn") -> str:
-    """Positions sorted by token: those of one token are one stretch, which one block adds up."""
-    tokens = [table.index(token) for token in text]
-    order, starts = np.argsort(tokens, kind="stable"), np.searchsorted(sorted(tokens), range(len(table) + 1))
-    drawing = Drawing(
-        266,
-        f"The tokens of {text}, sorted: order is {', '.join(map(str, order))}, starts {', '.join(map(str, starts))}.",
-    )
-    cell, left = 60, 104
-    for y, words in (
-        (24, "position"),
-        (52, "token"),
-        (140, "order"),
-        (219, "gradient:"),
-        (236, "sum of dy at"),
-    ):
-        drawing.text(4, y, words, anchor="start")
-    for at, (token, position) in enumerate(zip(text, order, strict=True)):
-        drawing.text(left + cell * at + 27, 24, str(at))
-        drawing.labelled(left + cell * at, 32, 54, 30, token)
-        drawing.arrow(left + cell * position + 27, 63, left + cell * at + 27, 119)
-        drawing.labelled(left + cell * at, 120, 54, 30, str(position), shade=LEGIBLE * (tokens[position] % 2))
-    for row, (token, start, end) in enumerate(zip(table, starts, starts[1:], strict=False)):
-        x, terms = left + 92 * row, " + ".join(map(str, order[start:end])) or "no position"
-        drawing.labelled(x, 200, 88, 46, f"row {token}", terms, shade=LEGIBLE * (row % 2))
-        if end > start:
-            drawing.arrow(left + cell * (start + end) / 2 - 3, 151, x + 44, 199)
-        drawing.text(x + 44, 262, f"starts: {start}", size=11)
-    return drawing.svg()
-
-
 def fast_block(rows: int = 128, tile: int = 64, warps: int = 4, tiles: int = 5, at: int = 2) -> str:
     """What a block of the fast kernels does at one moment: its rows, by warp, and the tiles of the other side."""
     drawing = Drawing(
@@ -704,7 +673,7 @@ def lost_addition() -> str:
 
 FILES = svgs(
     two_halves, through_memory, backward_flow, normalisations, block_orders, glossary, two_stage, two_passes,
-    fast_block, backend_path, softmax_jacobians, five_products, delta_twice, three_paths, blocks_add, gpt, token_rows, callers, lost_addition,
+    fast_block, backend_path, softmax_jacobians, five_products, delta_twice, three_paths, blocks_add, gpt, callers, lost_addition,
 ) | {
     "ramp_map.svg": map_picture, "ramp_index.svg": index_picture, "ramp_reduce.svg": reduce_picture,
     "ramp_stages.svg": stages_picture, "tape_of_gpt.svg": tape,

@@ -191,4 +191,35 @@ def norm_in_two_stages() -> str:
     return drawing.svg()
 
 
-FILES = svgs(cast_sums, tile_reversed, ballot, two_owners, row_in_one_pass, norm_in_two_stages)
+def token_rows(text: str = "banana", table: str = "abcn") -> str:
+    """Positions sorted by token: those of one token are one stretch, which one block adds up."""
+    tokens = [table.index(token) for token in text]
+    order, starts = np.argsort(tokens, kind="stable"), np.searchsorted(sorted(tokens), range(len(table) + 1))
+    drawing = Drawing(
+        266,
+        f"The tokens of {text}, sorted: order is {', '.join(map(str, order))}, starts {', '.join(map(str, starts))}.",
+    )
+    cell, left = 60, 104
+    for y, words in (
+        (24, "position"),
+        (52, "token"),
+        (140, "order"),
+        (219, "gradient:"),
+        (236, "sum of dy at"),
+    ):
+        drawing.text(4, y, words, anchor="start")
+    for at, (token, position) in enumerate(zip(text, order, strict=True)):
+        drawing.text(left + cell * at + 27, 24, str(at))
+        drawing.labelled(left + cell * at, 32, 54, 30, token)
+        drawing.arrow(left + cell * position + 27, 63, left + cell * at + 27, 119)
+        drawing.labelled(left + cell * at, 120, 54, 30, str(position), shade=LEGIBLE * (tokens[position] % 2))
+    for row, (token, start, end) in enumerate(zip(table, starts, starts[1:], strict=False)):
+        x, terms = left + 92 * row, " + ".join(map(str, order[start:end])) or "no position"
+        drawing.labelled(x, 200, 88, 46, f"row {token}", terms, shade=LEGIBLE * (row % 2))
+        if end > start:
+            drawing.arrow(left + cell * (start + end) / 2 - 3, 151, x + 44, 199)
+        drawing.text(x + 44, 262, f"starts: {start}", size=11)
+    return drawing.svg()
+
+
+FILES = svgs(cast_sums, tile_reversed, ballot, two_owners, row_in_one_pass, norm_in_two_stages, token_rows)

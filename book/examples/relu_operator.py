@@ -21,7 +21,7 @@ def setup_context(ctx, inputs, output):
 
 def backward(ctx, dy):
     (y,) = ctx.saved_tensors
-    return torch.where(y > 0, dy, 0)
+    return torch.where(y <= 0, 0, dy)
 
 
 relu.register_autograd(backward, setup_context=setup_context)

@@ -49,7 +49,7 @@ def rms_moves(which: int = 2) -> str:
     x = np.array(player_start()["x"])
     unshifted = lambda rows: rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5)  # noqa: E731
     rows = {
-        "x, drawn at a quarter of its size": x / 4,
+        "x / 4": x / 4,
         "how fast x̂ changes: LayerNorm": slopes(x_hat, x)[:, which],
         "how fast x̂ changes: RMSNorm": slopes(unshifted, x)[:, which],
     }

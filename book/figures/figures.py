@@ -14,6 +14,8 @@ NARROW = 480
 """Widest drawing that is shown as it is on a page and, a little smaller, on a phone, with letters that can be read."""
 LEGIBLE = 0.3
 """Strongest shade behind words: the contrast is above 4.5 in every theme."""
+GAMMA = '<tspan font-family="serif" font-style="italic">γ</tspan>'
+"""A γ that does not look like a y, as it does without serifs."""
 
 
 class Drawing:
@@ -52,7 +54,7 @@ class Drawing:
         family = ' font-family="Source Code Pro, monospace"' if code else ""
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="currentColor"{family}>'
-            f"{html.escape(words)}</text>"
+            f"{html.escape(words).replace('γ', GAMMA)}</text>"
         )
 
     def labelled(

@@ -101,7 +101,7 @@ def one_barrier() -> str:
         )
         drawing.words.append(f"{taken} {with_it}")
     return drawing.hero(
-        "Four warps reverse a row. A recorded run gives the numbers that each warp takes. A GPU may run the warps in this order."
+        "Four warps reverse a row. A box stands for a warp's 32 numbers; its number names the warp that stored them. A GPU may run the warps in this order."
     )
 
 
@@ -471,7 +471,7 @@ def tiles() -> str:
                 )
                 drawing.labelled(close + 58 * j, top + 58 * i, 56, 56, f"{weight:.3f}", size=16, shade=shade)
         owner = f"queries {s} and {s + 1}" if what == "dQ" else f"keys {t} and {t + 1}"
-        verdict = "is exact" if error < 1e-5 else f"is still off by {error:.2f}"
+        verdict = "is complete" if error < 1e-5 else f"is still off by {error:.2f}"
         for y, line in ((190, what.split()[0]), (210, owner), (230, verdict)):
             with drawing.during(number):
                 drawing.text(close + 57, y, line, size=14)

@@ -212,7 +212,9 @@ def kinds_table() -> str:
         seen = [str(sum(finds(row, check) for row in rows)) for check in (USUAL[0], CALLS)]
         lines.append([kind[0], KINDS[kind[0]][0], str(len(rows)), *seen])
     return table(
-        ["kind", "a call that shows it", "bugs", "found by gradcheck", "in more calls"], lines, "llrrr"
+        ["kind", "a call that shows it", "bugs", "found by one call of gradcheck", "by more calls"],
+        lines,
+        "llrrr",
     )
 
 
@@ -239,8 +241,8 @@ def layout() -> str:
         pictures.append(f"<div>{drawing.svg().strip()}<p>{words}</p></div>")
     return (
         f'<figure class="layouts"><div class="player-buttons">{"".join(radios)}</div>{"".join(pictures)}<figcaption>The shaded squares are a [3, 4] '
-        "gradient in memory. Small: the element that a place holds. Large: the element for which a kernel takes it that receives an address "
-        "and 12; orange is wrong.</figcaption></figure>"
+        "gradient in memory. Small: the element that is stored in the square. Large: the element that a kernel, given an address and the count "
+        "12, reads there. Orange: the two differ.</figcaption></figure>"
     )
 
 

@@ -22,7 +22,7 @@ OPS = {
     "p19": {"ramp_map": "mapped vector", "ramp_index": "shifted matrix offset",
         "ramp_cast": "products half_matrix half_vector", "ramp_reduce": "row_sums matrix",
         "ramp_tile": "mirrored vector", "ramp_atomic": "column_sums matrix",
-        "ramp_stages": "staged_sums matrix", "ramp_rmsnorm": "normalized matrix weight"},
+        "ramp_stages": "staged_sums matrix", "ramp_rmsnorm": "normalised matrix weight"},
     "p20": {"relu_mask": "output mask input", "relu_mask_backward": "grad_input grad_output mask",
         "softmax": "output input", "softmax_backward": "grad_input grad_output output"},
     "p23": {"attention": "output query key value",

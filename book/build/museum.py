@@ -9,6 +9,7 @@ import difflib
 import functools
 import html
 import json
+import math
 import re
 import textwrap
 from collections.abc import Callable
@@ -38,13 +39,35 @@ SEEN = 4 * float(np.finfo(np.float32).eps)
 LARGEST = 2**14
 """Multiply-adds of the largest case that a mistake's formula is tried on."""
 ASKED = {
-    "p19": ("reduce_warp_sum", "reduce_one_thread", "index_offset_first"),
-    "p20": ("dsoftmax_first_block_of_columns", "dsoftmax_probabilities_twice", "dsoftmax_row_sum_forgotten"),
-    "p22": ("dgamma_from_ln_out", "dgamma_first_position_only", "dx_variance_term_dropped"),
-    "p23": ("numpy_mask_exponential", "numpy_mask_as_factor", "dsoftmax_mean"),
+    "p19": (
+        "gives correct numbers for a matrix of 10 rows and 20 columns",
+        "chapter",
+        ("reduce_warp_sum", "reduce_every_thread_adds_all", "reduce_one_thread"),
+    ),
+    "p20": (
+        "still gives a gradient of LayerNorm whose rows sum to 0, as the correct rows do",
+        "hard values",
+        ("dlayernorm_variance_term_dropped", "dlayernorm_mean_term_dropped", "dlayernorm_sums_not_means"),
+    ),
+    "p22": (
+        "gives correct numbers in a new layer, where γ is 1 and β is 0",
+        "chapter",
+        ("dgamma_from_ln_out", "dgamma_first_position_only", "dx_variance_term_dropped"),
+    ),
+    "p23": (
+        "gives correct numbers with a causal mask",
+        "causal",
+        ("numpy_mask_hides_alone", "softmax_mask_after", "softmax_mask_of_first_query"),
+    ),
 }
-"""Of a page's question: a mistake that the puzzle's first case hides, and two that it shows."""
-QUESTION = "One of these three mistakes gives correct numbers on the puzzle's easiest inputs. Which one?"
+"""Of a page's question: what is asked, a case in which it is checked, a mistake that passes, and two that do not."""
+FIRST = {
+    "p19": "a matrix of 10 rows and 20 columns",
+    "p20": "4 rows of 8 columns",
+    "p22": "γ = 1, β = 0 and a gradient of ones",
+    "p23": "no mask and a gradient of ones",
+}
+"""The first test case of a puzzle, for the chart's caption."""
 BEST = 10
 """Exhibits that a page shows whole."""
 
@@ -158,14 +181,20 @@ def in_script(data: dict[str, str]) -> str:
 
 @functools.cache
 def errors(wrong: Wrong) -> tuple[float, float] | None:
-    """The relative error of the mistake's formula in the first case, and the largest in any; None where none is to be seen."""
+    """The relative error of the mistake's formula in the first case, and the largest finite one in any.
+
+    None where no error is to be seen, or where only an infinite or NaN result shows the mistake.
+    """
     puzzle, known = find_puzzle(wrong.puzzle), formula(wrong)
     gate = next(gate for gate in puzzle.gates if gate.id == wrong.gate)
     if not (known and gate.quantities and puzzle.list_cases(None)):
         return None
     small = [case for case in puzzle.list_cases(None) if puzzle.count_multiply_adds(case.dims) <= LARGEST]
     found = [error for case in small if (error := off(puzzle, known, gate.quantities, case)) is not None]
-    return (found[0], max(found)) if found and max(found) > SEEN else None
+    finite = [error for error in found if error < math.inf]
+    if not finite or max(finite) <= (SEEN if finite == found else museum_chart.TOLERATED):
+        return None
+    return found[0], max(finite)
 
 
 @functools.cache
@@ -177,10 +206,10 @@ def right_steps(puzzle: str, name: str) -> tuple[Arrays, Derivation]:
 
 
 def off(puzzle: Puzzle, known: Mistake, quantities: tuple[str, ...], case: Case) -> float | None:
-    """The largest relative error of the mistake's formula in a case, None where there is none to be computed."""
+    """The largest relative error of the mistake's formula in a case, or None; infinite if only an infinite or NaN result shows it."""
     arrays, right = right_steps(puzzle.name, case.name)
     wrong = puzzle.derive(arrays, known.changes)
-    worst = None
+    worst, infinite = None, False
     with np.errstate(all="ignore"):
         for quantity in quantities:
             try:
@@ -189,9 +218,13 @@ def off(puzzle: Puzzle, known: Mistake, quantities: tuple[str, ...], case: Case)
                 continue  # the derivation does not name it, or its mistake needs what this case has not
             scale = np.abs(truth).max(initial=0.0)
             apart = np.abs(got - truth).max(initial=0.0)
-            if np.isfinite(scale) and np.isfinite(apart) and scale > 0:
+            if not (np.isfinite(scale) and scale > 0):
+                continue
+            if np.isfinite(apart):
                 worst = max(worst or 0.0, float(apart / scale))
-    return worst
+            else:
+                infinite = True
+    return math.inf if infinite and (worst or 0.0) < museum_chart.TOLERATED else worst
 
 
 def mark(wrong: Wrong, page: str = "") -> museum_chart.Mark:
@@ -216,22 +249,35 @@ def chart(puzzle: str) -> str:
         for wrong in group:
             sized = any(errors(other) for other in group)
             rows.setdefault(gate if sized else wrong.target_rung.id, []).append(mark(wrong))
-    return museum_chart.figure(rows)
+    return museum_chart.figure(rows, first=FIRST.get(puzzle, ""))
 
 
 def question(puzzle: str) -> str:
-    """Ask which of three mistakes easy inputs hide: the first of those in ASKED."""
-    wrong = {each.name: each for each in zoo.load_wrong_solutions(puzzle)}
+    """Ask which of three mistakes passes a test: the first of those in ASKED."""
     if puzzle not in ASKED:
         return ""
-    hidden, *others = asked = ASKED[puzzle]
-    at_first = {name: (errors(wrong[name]) or (0.0,))[0] for name in asked}
-    assert at_first[hidden] <= SEEN < min(at_first[name] for name in others), f"{puzzle}: {at_first}"
+    wrong = {each.name: each for each in zoo.load_wrong_solutions(puzzle)}
+    asked, case, names = ASKED[puzzle]
+    found = {name: seen(wrong[name], case) for name in names}
+    assert found[names[0]] <= SEEN < min(found[name] for name in names[1:]), f"{puzzle}: {found}"
     answers = "\n".join(
-        f"<li>{in_html(wrong[name].story)} <span>{'Yes' if name == hidden else 'No'}. {in_html(wrong[name].effect)}</span></li>"
-        for name in sorted(asked)
+        f"<li>{in_html(wrong[name].story)} <span>{'Yes' if name == names[0] else 'No'}. {in_html(wrong[name].effect)}</span></li>"
+        for name in sorted(names)
     )
-    return f'<div class="choice"><p>{QUESTION}</p><ul>\n{answers}\n</ul></div>\n'
+    return f'<div class="choice"><p>One of these three mistakes {asked}. Which one?</p><ul>\n{answers}\n</ul></div>\n'
+
+
+def seen(wrong: Wrong, name: str) -> float:
+    """Return what the question's test sees of a mistake in a case: in puzzle 20 the sums of dx's rows, elsewhere the error."""
+    puzzle, known = find_puzzle(wrong.puzzle), formula(wrong)
+    assert known, f"{wrong.name} has no formula"
+    if wrong.puzzle == "p20":
+        dx = np.asarray(puzzle.derive(right_steps("p20", name)[0], known.changes).grad_input, np.float64)
+        return float(np.abs(dx.sum(-1)).max() / np.abs(dx).max())
+    (quantities,) = (gate.quantities for gate in puzzle.gates if gate.id == wrong.gate)
+    (case,) = (case for case in puzzle.list_cases(None) if case.name == name)
+    error = off(puzzle, known, quantities, case)
+    return math.nan if error is None else error
 
 
 def all_rooms() -> str:
@@ -326,13 +372,24 @@ def overview() -> str:
 
 def page(puzzle: str) -> str:
     """The museum page of a puzzle below its introduction: the chart, ten exhibits, and the table of all."""
+    mistakes = zoo.load_wrong_solutions(puzzle)
     every = all_of_them(puzzle)
     exhibits = "\n".join(map(exhibit, best(puzzle)))
-    sized = any(mark(wrong).size is not None for wrong in zoo.load_wrong_solutions(puzzle))
+    sized = any(mark(wrong).size is not None for wrong in mistakes)
     return (
-        f"{question(puzzle)}\n{chart(puzzle) if sized else ''}\n## Ten exhibits\n\n{exhibits}\n## All {len(zoo.load_wrong_solutions(puzzle))} {{#all}}\n\n"
-        f"{EXPLAINED}\n\n{every}"
+        f"{question(puzzle)}\n{chart(puzzle) if sized else ''}\n## Ten exhibits\n\n{exhibits}\n## All {len(mistakes)} {{#all}}\n\n"
+        f"{EXPLAINED}{in_given_code(mistakes)}\n\n{every}"
     )
+
+
+def in_given_code(mistakes: list[Wrong]) -> str:
+    """Say how many mistakes are in code that is given, which the puzzle's pages do not count; nothing where there are none."""
+    given = sum(not wrong.is_in_blank for wrong in mistakes)
+    if not given:
+        return ""
+    them = "is in given code, and the puzzle's pages do not count it"
+    them = them if given == 1 else "are in given code, and the puzzle's pages do not count them"
+    return f" {given} of the {len(mistakes)} {them}."
 
 
 EXPLAINED = (

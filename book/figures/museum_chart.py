@@ -31,7 +31,7 @@ CHECKS = {
 class Mark:
     """A wrong solution: where its exhibit is, its story, what catches it, and its relative error on the hardest inputs.
 
-    `size` is None where what is wrong has no size; `hidden`: on the puzzle's own, easy inputs nothing is wrong.
+    `size` is None where what is wrong has no size; `hidden`: in the puzzle's first, easy case nothing is wrong.
     """
 
     link: str
@@ -61,21 +61,22 @@ def piles(marks: Sequence[Mark]) -> dict[float, list[Mark]]:
     return lying
 
 
-def label(marks: Sequence[Mark]) -> str:
-    """What the chart shows, in numbers."""
+def label(marks: Sequence[Mark], first: str = "") -> str:
+    """What the chart shows, in numbers; `first` describes the first test case."""
     sized = [mark.size for mark in marks if mark.size is not None]
     small, hidden = sum(size < TOLERATED for size in sized), sum(mark.hidden for mark in marks)
     facts = f"{len(sized)} of {len(marks)} mistakes leave an error that can be measured, here on the hardest inputs of a gate."
     if small:
         facts += f" {small} of them stay{'s' * (small == 1)} below 10⁻², in the grey band, where a loose tolerance lets {'it' if small == 1 else 'them'} pass."
     if hidden:
-        facts += f" {hidden} {'is' if hidden == 1 else 'are'} correct on the puzzle's easiest inputs, and drawn hollow."
+        case = f"first test case ({first})" if first else "puzzle's first test case"
+        facts += f" {hidden} {'gives' if hidden == 1 else 'give'} correct numbers in the {case}; {'its mark is' if hidden == 1 else 'their marks are'} hollow."
     return facts
 
 
-def figure(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
+def figure(rows: Mapping[str, Sequence[Mark]], cell: int = BIN, first: str = "") -> str:
     """The chart, what to see in it, and a place for the story of the mark that the reader is at."""
-    words = label([mark for marks in rows.values() for mark in marks])
+    words = label([mark for marks in rows.values() for mark in marks], first)
     return (
         f'<figure class="marks">{chart(rows, cell).strip()}<figcaption>{html.escape(words)} Each mark leads to its exhibit.'
         "<output></output></figcaption></figure>\n"
@@ -117,7 +118,7 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
         y += heights[name]
     used = {name: words for name, words in CHECKS.items() if any(mark.check == name for mark in every)}
     if any(mark.hidden for mark in every):
-        used["quiet"] = "easy inputs hide it"
+        used["quiet"] = "the first case hides it"
     for number, (name, words) in enumerate(used.items()):
         x, y = 10 + 160 * (number % 3), bottom + 16 + 20 * (number // 3)
         drawing.parts.append(

@@ -3,12 +3,14 @@
 Where a lane reads is computed from the kernels' own constants. `worklog_results.py` has the tables and the climb.
 """
 
-from collections.abc import Callable, Iterable
+import html
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 
-from book.figures.figures import Steps, kernel_constant
+from book.figures.figures import Drawing, Steps, kernel_constant
 
 constant = partial(kernel_constant, puzzle="p28")
 LANES, KEPT, SLAB, TILE = (constant(name) for name in ("LANES", "PER_THREAD", "SLAB_ROWS", "TILE"))
@@ -19,14 +21,61 @@ HOT = "var(--links)"
 
 
 class Lanes(Steps):
-    """A drawing in two frames or more, "before" first, in which the lanes at work have the colour of links."""
+    """A drawing "before" a step and one "after" it, side by side; the lanes at work have the colour of links.
 
-    def __init__(self, height: int, label: str, frames: int = 2):
+    Args:
+        width: How far the drawing reaches to the right: two have to fit beside each other.
+        frames: "before", and the frames of "after": more than one where the picture moves.
+    """
+
+    def __init__(self, height: int, label: str, width: int, frames: int = 2):
         super().__init__(height, label, still=frames - 1)
+        self.width = width
+        self.groups: list[tuple[slice, range]] = []
+        """Parts, and the frames that they belong to; all other parts belong to every frame."""
 
-    def hero(self, caption: str, opening: str = "", kind: str = "hero lanes") -> str:
-        """The box, no wider than its letters need."""
-        return super().hero(caption, opening, kind)
+    @contextmanager
+    def during(self, first: int, last: int | None = None) -> Iterator[None]:
+        """What is drawn inside belongs to the frames from `first` to `last`, or to `first` alone."""
+        start = len(self.parts)
+        yield
+        self.groups.append(
+            (slice(start, len(self.parts)), range(first, (first if last is None else last) + 1))
+        )
+
+    def frame(self, number: int) -> str:
+        """The drawing of one frame."""
+        left_out = {
+            at
+            for parts, frames in self.groups
+            if number not in frames
+            for at in range(len(self.parts))[parts]
+        }
+        drawing = Drawing(self.height, f"{self.label} {self.words[number]}", self.width)
+        drawing.parts = [part for at, part in enumerate(self.parts) if at not in left_out]
+        return drawing.svg().strip()
+
+    def after(self) -> str:
+        """What stands on the right: a drawing and its words, or a drawing in steps."""
+        if self.still == 1:
+            return f"{self.frame(1)}<p>{html.escape(self.words[1])}</p>"
+        steps = Steps(self.height, self.label, still=self.still - 1)
+        steps.width, start, steps.words = self.width, 0, self.words[1:]
+        for parts, frames in [*self.groups, (slice(len(self.parts), None), range(0))]:
+            steps.parts += self.parts[start : parts.start]
+            start = parts.stop
+            if frames and frames[-1]:
+                with steps.during(frames[0] - 1, frames[-1] - 1):
+                    steps.parts += self.parts[parts]
+        return steps.hero("")
+
+    def pair(self, caption: str) -> str:
+        """Both drawings, each with its words, and a caption."""
+        before = f"{self.frame(0)}<p>{html.escape(self.words[0])}</p>"
+        return (
+            f'<figure class="pair"><div><div>{before}</div><div>{self.after().strip()}</div></div>'
+            f"<figcaption>{html.escape(caption)}</figcaption></figure>\n"
+        )
 
     def grid(self, x: float, y: float, columns: int, rows: int, wide: float, high: float) -> None:
         """Thin lines around cells."""
@@ -74,7 +123,7 @@ def rows() -> str:
     of_sector = SECTOR // FLOAT
     asked = [[(lane, 0) for lane in range(LANES)], [(0, lane) for lane in range(LANES)]]
     sectors = [{(row, column // of_sector) for row, column in cells} for cells in asked]
-    drawing = Lanes(top + int(high * shown) + 62, "32 lanes load from 32 rows, then from one row.")
+    drawing = Lanes(top + int(high * shown) + 84, "32 lanes load from 32 rows, then from one row.", 400)
     drawing.grid(left, top, shown, shown, wide, high)
     for number, (cells, touched) in enumerate(zip(asked, sectors, strict=True)):
         moved = {(row, of_sector * s + i) for row, s in touched for i in range(of_sector)}
@@ -88,7 +137,7 @@ def rows() -> str:
     frames = [
         (
             words, f"asked for: {LANES * FLOAT} bytes",
-            f"moved: {len(s)} sectors, {len(s) * SECTOR:,} bytes, {len(s) * SECTOR // (LANES * FLOAT)} × what was asked for",
+            f"moved: {len(s)} sectors, {len(s) * SECTOR:,} bytes,", f"{len(s) * SECTOR // (LANES * FLOAT)} × what was asked for",
         )
         for words, s in zip(told, sectors, strict=True)
     ]  # fmt: skip
@@ -100,14 +149,14 @@ def rows() -> str:
             drawing.text(left + wide * (lane + 0.5), top - 4, str(lane), size=12)
     with drawing.during(1):
         drawing.text(left - 4, top - 4, "lane", anchor="end", size=12)
-    return drawing.hero(
+    return drawing.pair(
         "Strong colour marks what a warp's 32 lanes ask for at their first load, in float32. Pale colour marks the rest of each sector."
     )
 
 
 def once() -> str:
     """Three readings of a row, and one into the lanes' registers."""
-    drawing = Lanes(300, "A row read three times, then once into registers.")
+    drawing = Lanes(300, "A row read three times, then once into registers.", 472)
     left, wide, each = 24, 13.5, WIDTH // LANES
     users = [(90, "mean"), (240, "variance"), (390, "output")]
     drawing.labelled(left, 8, wide * LANES, 28, f"a row of x in memory: {WIDTH} elements", shade=0.1)
@@ -129,13 +178,13 @@ def once() -> str:
         (f"After: lane l keeps elements l, l + {LANES}, l + {2 * LANES}, ... in registers, and all three loops read the registers.",
          f"1 reading; {each} of {KEPT} registers a lane are full"),
     )  # fmt: skip
-    return drawing.hero("After the step, a column of the grid is one lane's registers.")
+    return drawing.pair("After the step, a column of the grid is one lane's registers.")
 
 
 def vectors() -> str:
     """128 neighbouring elements in four requests, and in one."""
     width, wide, left = VECTOR // FLOAT, 13.5, 24
-    drawing = Lanes(210, "Four requests of 32 elements, then one of 128.")
+    drawing = Lanes(210, "Four requests of 32 elements, then one of 128.", 472)
     for line in range(width):
         drawing.grid(left, 30 + 36 * line, LANES, 1, wide, 24)
     taken = [[(line, lane) for line in range(width)] for lane in (0, 5)]  # one element of each request
@@ -158,7 +207,7 @@ def vectors() -> str:
         ("After: a lane loads four neighbours, 16 bytes, at once, and the warp sends one request.",
          "1 request, as many bytes as before"),
     )  # fmt: skip
-    return drawing.hero(
+    return drawing.pair(
         "A frame is one request. In bfloat16, where 16 bytes are eight elements, eight requests become one."
     )
 
@@ -166,9 +215,8 @@ def vectors() -> str:
 def shuffles() -> str:
     """Sums through shared memory, then five exchanges between lanes."""
     steps, wide, left, top, high = LANES.bit_length() - 1, 13.5, 24, 26, 44
-    drawing = Lanes(
-        top + high * steps + 70, "A sum through shared memory, then in five steps of shuffles.", steps + 1
-    )
+    label = "A sum through shared memory, then in five steps of shuffles."
+    drawing = Lanes(top + high * steps + 70, label, 472, steps + 1)
     at = lambda lane: left + wide * (lane + 0.5)  # noqa: E731
     drawing.text(left, 16, "a part of the sum in each of 32 lanes", anchor="start", size=14)
     drawing.grid(left, top, LANES, 1, wide, 14)
@@ -201,12 +249,12 @@ def shuffles() -> str:
         for step in range(steps)
     )
     drawing.frames(left, top + high * steps + 50, before, *after)
-    return drawing.hero("After each step, the top row marks the lanes whose parts are in lane 0's sum.")
+    return drawing.pair("After each step, the top row marks the lanes whose parts are in lane 0's sum.")
 
 
 def dx() -> str:
     """x, dln and gamma read twice; then once, into three grids of registers."""
-    drawing = Lanes(292, "x, dln and gamma read twice, then once.")
+    drawing = Lanes(292, "x, dln and gamma read twice, then once.", 472)
     rows_, users = ((84, "a row of x"), (240, "of dln"), (396, "gamma")), ((160, "c1, c2"), (320, "dx"))
     for x, name in rows_:
         drawing.labelled(x - 70, 8, 140, 28, name, shade=0.1)
@@ -220,23 +268,23 @@ def dx() -> str:
             drawing.arrow(x, 36, x, 60)
             drawing.fill(x - 64, 62, 4, 3.2, np.ndindex(WIDTH // LANES, LANES), 0.45)
             drawing.grid(x - 64, 62, LANES, KEPT, 4, 3.2)
-            drawing.text(x, 164, f"{name.split()[-1]}, kept", size=14)
+            drawing.text(x, 180, f"{name.split()[-1]}, kept", size=14)
             for user, _ in users:
-                drawing.arrow(x, 172, user + (x - 240) / 8, 218, faint=True)
+                drawing.arrow(x, 186, user + (x - 240) / 8, 218, faint=True)
     drawing.frames(
-        240, 282,
+        100, 282,
         ("Before: the sums c1 and c2 read all three, and dx, which needs the sums, reads them again.",
          "2 readings of x, dln and gamma"),
         ("After: a lane keeps its part of all three. The sums come by shuffles, and dx from registers.",
          "1 reading of each"),
     )  # fmt: skip
-    return drawing.hero("dx cannot begin before the last element of the row has gone into both sums.")
+    return drawing.pair("dx cannot begin before the last element of the row has gone into both sums.")
 
 
 def dgamma() -> str:
     """All rows add to one place; then each slab to its own, and a second stage adds up the slabs."""
     slabs, lines, high, wide, left, top = 4, 16, 3, 7, 24, 22
-    drawing = Lanes(290, "Atomics of all rows at one sum, then partial sums of slabs.", 3)
+    drawing = Lanes(290, "Atomics of all rows at one sum, then partial sums of slabs.", 480, 3)
     count = slabs * SLAB
     drawing.text(left, 14, f"{count} rows, 32 columns: a warp goes down", anchor="start", size=14)
     for slab in range(slabs):
@@ -266,7 +314,7 @@ def dgamma() -> str:
         ("Second stage: another launch adds up the slabs' sums, in a fixed order.",
          "the same bits in every run"),
     )  # fmt: skip
-    return drawing.hero(
+    return drawing.pair(
         f"After the step, the coloured cells are one of the columns that a lane adds up, in slabs of {SLAB} rows. A line of the grid stands for {SLAB // lines} rows."
     )
 
@@ -275,8 +323,12 @@ def product(label: str, wide: float, cells: int, thin: bool) -> tuple[Lanes, flo
     """A picture of a product: a on the left, b above, results where they meet; where the results are, and where a and b begin."""
     span, left, top = cells * wide, 30.0, 24.0
     x, y = left + span + 12, top + span + 14
-    drawing = Lanes(int(y + span) + 24, label)
-    for at_x, at_y, name in ((left, y, "a"), (x, top, "b, transposed"), (x, y, "results")):
+    drawing = Lanes(int(y + span) + 24, label, 450)
+    for at_x, at_y, name in (
+        (left, y, "a, stored along →"),
+        (x, top, "b, transposed: stored along ↓"),
+        (x, y, "results"),
+    ):
         drawing.grid(at_x, at_y, *((cells, cells, wide, wide) if thin else (1, 1, span, span)))
         name_y = at_y + span + 16 if name == "results" else at_y - 4
         drawing.text(at_x, name_y, name, anchor="start", size=13)
@@ -300,18 +352,18 @@ def tiled() -> str:
         30, 100,
         ("Before: 32 lanes compute 32 results of a row. For each k they read one element of a and 32 of b, which lie in 32 rows of memory.",
          "2 elements from memory", "for each multiply-add"),
-        (f"After: the block copies {TILE} x {TILE} elements of each matrix into shared memory, along rows, and all {TILE} x {TILE} results use these copies.",
+        (f"After: the block copies {TILE} × {TILE} elements of each matrix into shared memory, along rows, and all {TILE} × {TILE} results use these copies.",
          "2 elements from memory", f"for {TILE} multiply-adds"),
     )  # fmt: skip
-    return drawing.hero(
+    return drawing.pair(
         "The coloured results belong to one warp. After the step, a thick frame is a tile in shared memory."
     )
 
 
 def registers() -> str:
-    """One result of a thread, and its 4 x 4."""
+    """One result of a thread, and its 4 × 4."""
     wide, apart, size = 3.1, BLOCK // EACH, 8
-    drawing, x, y, left, top = product("A thread with one result, then with 4 x 4.", wide, BLOCK, False)
+    drawing, x, y, left, top = product("A thread with one result, then with 4 × 4.", wide, BLOCK, False)
     k_of_a, k_of_b = left + 8 * wide, top + 8 * wide
     rows, columns = (
         [first + wide * i * apart for i in range(EACH)] for first in (y + 3 * wide, x + 5 * wide)
@@ -334,14 +386,14 @@ def registers() -> str:
         (f"After: {EACH} numbers of a and {EACH} of b go into registers, and every pair is multiplied.",
          f"{2 * EACH} loads for {EACH * EACH}", f"multiply-adds: {2 * EACH * FLOAT / EACH**2:g} bytes each"),
     )  # fmt: skip
-    return drawing.hero(
-        f"A block computes {BLOCK} x {BLOCK} results. The squares, {apart} apart, belong to one thread, and the stripes to its warp."
+    return drawing.pair(
+        f"A block computes {BLOCK} × {BLOCK} results. The squares, {apart} apart, belong to one thread, and the stripes to its warp."
     )
 
 
 def copies() -> str:
     """Copy and multiplication in turn, then at once."""
-    drawing = Lanes(236, "Copies and multiplications in turn, then at the same time.")
+    drawing = Lanes(236, "Copies and multiplications in turn, then at the same time.", 480)
     unit, left, tiles = 50, 78, 4
     for y, name in ((36, "copy"), (96, "multiply")):
         drawing.text(left - 8, y + 26, name, anchor="end", size=14)
@@ -367,7 +419,7 @@ def copies() -> str:
         ("After: while the block multiplies one tile, the next is on its way into a second buffer. The block waits only for the first.",
          "every copy but the first is hidden"),
     )  # fmt: skip
-    return drawing.hero(
+    return drawing.pair(
         "This sketch has four tiles and gives copying and multiplying the same length; it is not a measurement."
     )
 
@@ -375,7 +427,7 @@ def copies() -> str:
 def tensor(lane: int = 5) -> str:
     """Which elements of the 16 x 8 results, and of the factors, a lane holds at an `mma`."""
     wide, high, left, top = 26, 16, 40, 24
-    drawing = Lanes(474, f"The fragments of an mma; those of lane {lane} are coloured.")
+    drawing = Lanes(474, f"The fragments of an mma; those of lane {lane} are coloured.", 460)
     x, y = left + 16 * 12 + 14, top + 16 * 9 + 14
     row, column = lane // 4, 2 * (lane % 4)
     drawing.grid(left, y, 16, 16, 12, high)
@@ -402,13 +454,13 @@ def tensor(lane: int = 5) -> str:
         (f"After: lane {lane} hands in eight elements of a and four of b. These elements of b are not those of its results' columns: the tensor core distributes them.",
          "1 instruction of the warp for 2,048 multiply-adds"),
     )  # fmt: skip
-    return drawing.hero("The number in a result is the lane that holds it. What lane 5 holds is coloured.")
+    return drawing.pair("The number in a result is the lane that holds it. What lane 5 holds is coloured.")
 
 
 def layouts() -> str:
     """What `ld_matrix` gives each lane of 8 x 8 elements, as they lie and transposed."""
     wide, high, left, top = 26, 24, 24, 112
-    drawing = Lanes(346, "Three transposes in memory, then none: ld_matrix transposes 8 x 8 elements.")
+    drawing = Lanes(346, "Three transposes in memory, then none: ld_matrix transposes 8 × 8 elements.", 472)
     of_lane: list[Callable[[int, int], int]] = [lambda r, c: 4 * r + c // 2, lambda r, c: 4 * c + r // 2]
     launches = (
         ["copy dYᵀ", "copy Wᵀ", "copy lnᵀ", "dln = dY W", "dW = dYᵀ ln"],
@@ -435,14 +487,14 @@ def layouts() -> str:
         ("After: the tile is copied as it is stored, and ld_matrix gives a lane two neighbours of a column, as it would from a transposed matrix.",
          "2 products"),
     )  # fmt: skip
-    return drawing.hero(
+    return drawing.pair(
         "A square is an element of a tile in shared memory. Its number is the lane that gets the element. Lane 5 is coloured."
     )
 
 
 def epilogue() -> str:
     """The output through memory three times, then once; and the blocks that add up dY."""
-    drawing = Lanes(330, "The output crosses memory three times, then once.")
+    drawing = Lanes(330, "The output crosses memory three times, then once.", 472)
     drawing.labelled(24, 34, 432, 40, "results in registers", shade=0.15, size=15)
     drawing.labelled(24, 150, 432, 34, "memory", shade=0.06, size=15)
     with drawing.during(0):
@@ -466,8 +518,8 @@ def epilogue() -> str:
         ("After: the bias is added in registers. The blocks in column 0 have every fragment of dY in registers once, and an mma with ones adds up the fragments.",
          "1 trip of y,", "db on the way"),
     )  # fmt: skip
-    return drawing.hero("After the step, the coloured blocks add up the columns of dY, which gives db.")
+    return drawing.pair("After the step, the coloured blocks add up the columns of dY, which gives db.")
 
 
 PICTURES = (rows, once, vectors, shuffles, dx, dgamma, tiled, registers, copies, tensor, layouts, epilogue)
-FILES = {f"hero_worklog_{draw.__name__}.html": draw for draw in PICTURES}
+FILES = {f"pair_worklog_{draw.__name__}.html": draw for draw in PICTURES}

@@ -20,7 +20,7 @@ from book.figures.worklog import FILES as PICTURES
 from book.measure import outputs, record
 from harness.puzzles.p28.spec import DESCRIPTIONS
 
-COUNTER = re.compile(r"^   (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +[\d.,]+  \S", re.M)
+COUNTER = re.compile(r"^   (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +([\d.,]+)  \S", re.M)
 STEPS = tuple(DESCRIPTIONS)
 FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NAMES, SHARED_BYTES, PRODUCTS = (FACTS[name] for name in ("names", "shared_bytes", "products"))
@@ -47,13 +47,13 @@ def peer(name: str) -> float:
     return median("pytorch", name)
 
 
-def counters(step: str) -> list[tuple[str, str, str]]:
-    """What the step brings down: each counter in words, before and after."""
+def counters(step: str) -> list[tuple[str, str, str, str]]:
+    """What the step brings down: each counter in words, before, after and its limit."""
     number = lambda text: float(text.replace(",", ""))  # noqa: E731
     found = COUNTER.findall(outputs.load("fast_steps").text)
     return [
-        (FACTS["counters"].get(name, name), given, own)
-        for of, name, given, own in found
+        (FACTS["counters"].get(name, name), given, own, limit)
+        for of, name, given, own, limit in found
         if of == step and number(given) > number(own)
     ]
 
@@ -109,7 +109,7 @@ def step_lines(step: str) -> list[list[str]]:
     """The lines of that table: what it is, before, after."""
     number = STEPS.index(step) + 1
     forms = [measured(form, step) for form in ("first", "solution")]
-    body = [[name, before, after] for name, before, after in counters(step)]
+    body = [[f"{name} (at most {limit})", before, after] for name, before, after, limit in counters(step)]
     done = f"steps 1 to {number}" if number > 1 else "step 1"
     own = [time_text(float(form["median_us"])) for form in forms]
     body.append([f"time of this kernel, {int(forms[0]['rows']):,} rows", *own])
@@ -139,7 +139,7 @@ def share_of_peak(step: str, forms: list[record.Row]) -> list[str]:
 def key() -> str:
     """The table of the first step, and what each of its lines is."""
     meanings = (
-        "counted by the virtual GPU, in a small case", "on the H200, in bfloat16",
+        "counted by the virtual GPU, in a small case; in brackets, the limit", "on the H200, in bfloat16",
         "of 4.8 TB/s; steps 7 to 12 compare with PyTorch's products", "with all steps up to this one",
     )  # fmt: skip
     lines = step_lines(STEPS[0])
@@ -200,6 +200,10 @@ def draw_kernels(drawing: Drawing) -> None:
     """Draw below the climb, on an axis of its own, how far each step brings down its own kernels."""
     height = lambda time: 440 - 33 * math.log10(time / 50)  # noqa: E731
     drawing.text(LEFT, 330, "this step's own kernels: before ○, after ●", anchor="start", size=14)
+    between = place(6.5, 1)[0]
+    drawing.segment(between, 340, between, 470, dash="5 4", opacity=0.6)
+    drawing.text(between - 8, 466, "65,536 rows", anchor="end")
+    drawing.text(between + 8, 466, "4,096 rows", anchor="start")
     for power, words in ((100, "100 µs"), (1_000, "1 ms"), (10_000, "10 ms")):
         drawing.segment(LEFT, height(power), RIGHT, height(power), opacity=0.2)
         drawing.text(LEFT - 6, height(power) + 5, words, anchor="end")
@@ -218,18 +222,19 @@ def draw_kernels(drawing: Drawing) -> None:
 def climb() -> str:
     """Both passes after each step, on a logarithmic axis: a still picture, and the data of the moving one."""
     taken, bare = passes(), median("bare", "all")
-    drawing = Drawing(450, "Time of both passes after each step: " + ", ".join(map(time_text, taken)))
+    drawing = Drawing(476, "Time of both passes after each step: " + ", ".join(map(time_text, taken)))
     for power, words in ((100, "100 µs"), (1_000, "1 ms"), (10_000, "10 ms"), (100_000, "100 ms")):
         y = place(0, power)[1]
-        drawing.segment(LEFT, y, RIGHT, y, opacity=0.2)
+        drawing.segment(LEFT if power > 100 else LEFT + 205, y, RIGHT, y, opacity=0.2)  # the labels are there
         drawing.text(LEFT - 6, y + 5, words, anchor="end")
-    y = place(0, bare)[1]
-    drawing.segment(LEFT, y, RIGHT, y, dash="5 4", thick=1.5)
-    drawing.text(LEFT + 4, y + 16, "the three products alone, by PyTorch", anchor="start")
-    for name in ("compile", "eager"):
-        y = place(0, peer(name))[1]
-        drawing.segment(LEFT, y, RIGHT, y, dash="2 3", thick=1.5)
-    drawing.text(LEFT + 4, y - 6, "PyTorch's layers, compiled and eager", anchor="start")
+    for name, time, start, below, dash in (
+        ("PyTorch, eager", peer("eager"), LEFT, -5, "2 3"),
+        ("torch.compile", peer("compile"), LEFT, 15, "2 3"),
+        ("three bare products", bare, LEFT + 205, 16, "5 4"),
+    ):
+        y = place(0, time)[1]
+        drawing.segment(start, y, RIGHT, y, dash=dash, thick=1.5)
+        drawing.text(start + 4, y + below, f"{name}, {time_text(time)}", anchor="start")
     points = [place(number, time) for number, time in enumerate(taken)]
     drawing.polyline(points, opacity=0.6, thick=2)
     for number, (x, y) in enumerate(points):
@@ -239,7 +244,7 @@ def climb() -> str:
     draw_kernels(drawing)
     stops = [{"title": "as given", "time": time_text(taken[0]), "change": "", "counter": ""}]
     for number, step in enumerate(STEPS, 1):
-        name, before, after = counters(step)[0]
+        name, before, after, _ = counters(step)[0]
         stops.append(
             {
                 "title": f"{number}. {NAMES[step]}",

@@ -598,7 +598,7 @@
     function climb(place) {
         const stops = JSON.parse(place.querySelector('.climb-data').textContent);
         const chart = place.querySelector('svg'), dots = [...chart.querySelectorAll('.stop')];
-        const drawings = [...document.querySelectorAll('.hero svg')];
+        const pairs = [...document.querySelectorAll('.pair')].map(function (pair) { return [...pair.querySelectorAll('svg')]; });
         const headings = [...document.querySelectorAll('h2[id]')].filter(function (heading) { return /^\d/.test(heading.id); });
         const here = shape('circle', { r: 9, class: 'tip' }), picture = element('div', { class: 'climb-picture' });
         const title = element('a', { class: 'climb-title' }), facts = element('p', { role: 'status' }), figure = place.querySelector('figure');
@@ -612,26 +612,29 @@
             svg.setAttribute('viewBox', `${box.x - 2} ${box.y - 2} ${box.width + 4} ${box.height + 4}`);
         }
 
+        // Frame 0 is the drawing "before"; the others are those of the one "after".
         function draw(number) {
             frame = number;
-            picture.querySelectorAll('[data-from]').forEach(function (group) {
-                const shown = Number(group.dataset.from) <= frame && frame <= Number(group.dataset.to);
+            const svg = pairs[Math.max(now - 1, 0)][Math.min(number, 1)].cloneNode(true);  // without a step, the code of step 1 as given
+            svg.querySelectorAll('[data-from]').forEach(function (group) {
+                const shown = Number(group.dataset.from) < number && number <= Number(group.dataset.to) + 1;
                 group.setAttribute('visibility', shown ? 'visible' : 'hidden');
             });
+            picture.replaceChildren(svg);
+            crop(svg);
         }
 
         function show(index, moving) {
             now = index;
-            const stop = stops[index], drawing = drawings[Math.max(index - 1, 0)];  // step 1's picture opens on the code as given
+            const stop = stops[index];
             here.setAttribute('cx', dots[index].getAttribute('cx'));
             here.setAttribute('cy', dots[index].getAttribute('cy'));
             title.textContent = stop.title;
             if (index) { title.href = '#' + headings[index - 1].id; } else { title.removeAttribute('href'); }
             facts.textContent = `Both passes: ${stop.time}.` + (index ? ` ${stop.counter}. ${stop.change}.` : ' Every kernel is in its first form.');
-            picture.replaceChildren(...(drawing ? [drawing.cloneNode(true)] : []));
-            if (drawing) { crop(picture.firstChild); }
-            frames = 1 + Math.max(0, ...[...picture.querySelectorAll('[data-to]')].map(function (group) { return Number(group.dataset.to); }));
-            draw(moving || !index ? 0 : frames - 1);
+            const groups = index ? [...pairs[index - 1][1].querySelectorAll('[data-to]')] : [];
+            frames = index ? 2 + Math.max(0, ...groups.map(function (group) { return Number(group.dataset.to); })) : 1;
+            draw(moving ? 0 : frames - 1);
             slider.value = index;
             place.dataset.step = String(index);
         }
@@ -655,13 +658,7 @@
         place.prepend(element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop),
             button('Back', function () { go(Math.max(now - 1, 0)); }), button('Next', function () { go(Math.min(now + 1, stops.length - 1)); })));
         figure.prepend(element('div', {}, chart, slider, facts), element('div', { class: 'climb-step' }, title, picture));
-        // Pictures have different heights: on a phone, room for the highest keeps the text below where it is.
-        picture.style.setProperty('--room', Math.min(...drawings.map(function (svg) {
-            const box = svg.getBBox();
-            return (box.width + 4) / (box.height + 4);
-        })));
-        show(0, true);
-        play();
+        show(stops.length - 1);
         let seen = false;
         new IntersectionObserver(function ([entry]) {
             if (seen && !entry.isIntersecting) { stop(); }

@@ -52,7 +52,14 @@ def test_labels_are_text_and_bars_match_their_numbers():
     assert lengths["0.7"] / lengths["0.3"] == pytest.approx(1.25 / 2, rel=0.01)
 
 
-@pytest.mark.parametrize("name", [name for name in generate.FILES if name.startswith("hero_")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in generate.FILES
+        if name.startswith("hero_") or name[5:-5] in ("worklog_shuffles", "worklog_dgamma")
+    ],
+)
 def test_stepped_drawing_shows_one_step_without_scripts(name):
     drawing = generate.FILES[name]()
     groups = re.findall(r'data-from="(\d+)" data-to="(\d+)" visibility="(\w+)"', drawing)

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -431,11 +432,11 @@ WORKLOG = "puzzle_28/puzzle_28.html"
 def test_worklog_table_has_the_recorded_counters_and_times():
     lines = worklog_results.step_table("rows").splitlines()
     (reported,) = re.findall(
-        r"^   rows +sectors / fewest +(\S+) +(\S+) ", outputs.load("fast_steps").text, re.M
+        r"^   rows +sectors / fewest +(\S+) +(\S+) +(\S+) ", outputs.load("fast_steps").text, re.M
     )
     assert [cell.strip() for cell in lines[2].strip("|").split("|")] == [
-        "sectors moved, times the fewest possible",
-        *reported,
+        f"sectors moved, times the fewest possible (at most {reported[2]})",
+        *reported[:2],
     ]
     assert time_text(worklog_results.median("solution", "rows")) in lines[3]
     assert len(worklog_results.all_steps().splitlines()) == 2 + 1 + 12
@@ -452,7 +453,11 @@ def test_time_changes_are_described_in_words(before, after, message):
 @needs_browser
 def test_climb_plays_and_stops_at_a_key(browser, site):
     step = "document.querySelector('[data-player=climb]').dataset.step"
-    open_and_focus_player(browser, site / WORKLOG, step)
+    browser.open(site / WORKLOG)
+    assert browser.run(step) == "12"
+    browser.run("document.querySelector('[data-player=climb] button').click()")
+    browser.wait_for(f"{step} !== '12'")
+    browser.run("document.querySelector('.player input[type=range]').focus()")
     browser.press("End")
     status = browser.run("document.querySelector('.player [role=status]').textContent")
     assert browser.run(step) == "12" and time_text(worklog_results.passes()[-1]) in status
@@ -465,10 +470,19 @@ def test_climb_plays_and_stops_at_a_key(browser, site):
 @needs_browser
 def test_step_pictures_open_on_the_code_before(browser, site):
     browser.open(site / WORKLOG)
-    assert browser.run("document.querySelectorAll('.hero').length") == 12
+    assert browser.run("document.querySelectorAll('.pair').length") == 12
+    words = "[...document.querySelectorAll('.pair > div > div:first-child > p')].map(p => p.textContent.slice(0, 7))"
+    assert json.loads(browser.run(f"JSON.stringify({words})")) == ["Before:"] * 12
     assert browser.run(
         "[...document.querySelectorAll('.hero')].every(h => h.dataset.step === '0' && Number(h.dataset.still) < 16)"
     )
+
+
+@pytest.mark.parametrize("step", worklog_results.STEPS)
+def test_step_picture_has_two_different_drawings(step):
+    drawings = re.findall(r"<svg.*?</svg>", worklog_results.FILES[f"pair_worklog_{step}.html"]())
+    before, after = ([element.attrib for element in ElementTree.fromstring(svg).iter()] for svg in drawings)
+    assert len(before) > 5 and len(after) > 5 and before != after
 
 
 @pytest.mark.parametrize(
@@ -477,6 +491,6 @@ def test_step_pictures_open_on_the_code_before(browser, site):
      ("vectors", "{} requests", "{} request,"), ("registers", "multiply-add: {} bytes", "multiply-adds: {} bytes")],
 )  # fmt: skip
 def test_step_picture_matches_the_virtual_gpu_counters(step, before, after):
-    picture = worklog_results.FILES[f"hero_worklog_{step}.html"]()
-    _, initial, own = worklog_results.counters(step)[0]
+    picture = worklog_results.FILES[f"pair_worklog_{step}.html"]()
+    _, initial, own, _ = worklog_results.counters(step)[0]
     assert before.format(initial) in picture and after.format(own) in picture

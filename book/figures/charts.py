@@ -16,13 +16,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from book.figures.figures import two_digits
 
-WIDTH, SIZE, SMALL = 480, 13, 12.4  # pixels of a chart, and of its letters: a phone shows three quarters
+WIDTH, SIZE = 480, 14  # pixels of a chart, and of its letters: a phone shows four fifths
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 OURS, OTHERS = 0.75, 0.3
 """Shades of bars: of the workbook's own, and of the others."""
 mpl.rcParams.update({
-    "font.size": SIZE, "axes.titlesize": SIZE, "xtick.labelsize": SMALL, "ytick.labelsize": SMALL,
-    "legend.fontsize": SMALL, "legend.frameon": False, "svg.fonttype": "none", "axes.spines.top": False,
+    "font.size": SIZE, "axes.titlesize": SIZE, "xtick.labelsize": SIZE, "ytick.labelsize": SIZE,
+    "legend.fontsize": SIZE, "legend.frameon": False, "svg.fonttype": "none", "axes.spines.top": False,
     "axes.spines.right": False, "grid.color": "k", "grid.alpha": 0.2, "lines.linewidth": 1.6, "figure.dpi": 72,
 })  # fmt: skip
 Point = tuple[float, float]
@@ -132,7 +132,7 @@ def plot(
             alpha=each.shade, markerfacecolor="none" if each.hollow else "k", label=each.name or "_",
         )  # fmt: skip
     for (at, up), words in notes:
-        axes.annotate(words, (at, up), (6, 4), textcoords="offset points", fontsize=SMALL)
+        axes.annotate(words, (at, up), (6, 4), textcoords="offset points", fontsize=SIZE)
     set_axis(axes, "x", x)
     set_axis(axes, "y", y)
     axes.grid(True)
@@ -164,7 +164,7 @@ def bars(
         for name, length, words, ours in group:
             axes.barh(y, length, 0.75, color="k", alpha=OURS if ours else OTHERS)
             end = max(length, level or 0)
-            axes.annotate(words, (end, y), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
+            axes.annotate(words, (end, y), (4, 0), textcoords="offset points", va="center", fontsize=SIZE)
             names[y] = name
             y += 1
     axes.set_yticks(list(names), list(names.values()))
@@ -197,7 +197,7 @@ def rows_of_bars(
             axes.bar(at, value, 0.7, color="k", alpha=OURS if at in chosen else 0.35)
             axes.annotate(
                 two_digits(value), (at, value), (0, 3 if value >= 0 else -4), ha="center",
-                textcoords="offset points", va="bottom" if value >= 0 else "top", fontsize=SMALL,
+                textcoords="offset points", va="bottom" if value >= 0 else "top", fontsize=SIZE,
             )  # fmt: skip
         axes.axhline(0, color="k", linewidth=0.8)
         axes.set_ylim(*limit)

@@ -345,7 +345,7 @@ def reduce_picture() -> str:
         "are any; block.sum adds up the shares, and thread 0 writes the total.",
     )
     mine = {t: [f"column {column}" for column in range(t, WIDE, threads)] for t in (0, 1, 2, threads - 1)}
-    dealt(drawing, {thread: (columns, "mine") for thread, columns in mine.items()}, "block.sum: the total")
+    dealt(drawing, {thread: (columns, "share") for thread, columns in mine.items()}, "block.sum: the total")
     drawing.text(240, 238, "every thread of the block has it; thread 0 writes it")
     return drawing.svg()
 

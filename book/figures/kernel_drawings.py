@@ -74,8 +74,7 @@ def ballot(past: int = 5) -> str:
         "end of the tensor and vote 0. Backward, a lane reads its own bit: dx is dy where it is 1, and 0 elsewhere.",
     )
     cell, left = 13.2, 52
-    rows = ((26, "not x <= 0"), (98, "word"), (166, "dx"))
-    for y, words in rows:
+    for y, words in ((18, "not"), (34, "x <= 0"), (98, "word"), (166, "dx")):
         drawing.text(46, y + 15, words, anchor="end")
     for lane, answer in enumerate(answers):
         at = left + cell * lane

@@ -108,7 +108,11 @@ def cross_entropy_chart() -> str:
             ticks={mib: f"{mib:,}" for mib in (200, 500, 1000, 2000, 5000)},
         ),
         Axis("ms", ticks={ms: str(ms) for ms in (2, 3, 4, 6, 8)}),
-        notes=[(places[way], name) for name, way in {**ends, **others}.items()],
+        notes=[
+            ((mib, ms * (0.93 if way == chunks[-1][1] else 1)), name)  # lower, clear of torch.compile's point
+            for name, way in {**ends, **others}.items()
+            for mib, ms in [places[way]]
+        ],
     )
 
 

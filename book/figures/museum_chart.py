@@ -120,7 +120,7 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
     if any(mark.hidden for mark in every):
         used["quiet"] = "the first case hides it"
     for number, (name, words) in enumerate(used.items()):
-        x, y = 10 + 160 * (number % 3), bottom + 16 + 20 * (number // 3)
+        x, y = 4 + 165 * (number % 3), bottom + 16 + 20 * (number // 3)
         drawing.parts.append(
             f'<rect class="{name}" x="{x}" y="{y}" width="9" height="9" rx="2" stroke-width="2"/>'
         )

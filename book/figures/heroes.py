@@ -269,6 +269,11 @@ AT = 2.0
 """What goes through the graph in the picture."""
 
 
+def shorten(call: str) -> str:
+    """Return a call with at most four digits of a constant."""
+    return re.sub(r"(\d\.\d{4})\d+", r"\1…", call)
+
+
 def rewriting(title: str = "gelu: with x**3") -> str:
     """GELU written out becomes one call: found from its end, replaced, and what nobody uses any more swept away."""
     before, after = printed_graphs(title)
@@ -311,8 +316,7 @@ def rewriting(title: str = "gelu: with x**3") -> str:
                 else:
                     drawing.arrow(x, y0 + high, x, y)
         with drawing.during(0, until):
-            short = re.sub(r"(\d\.\d{4})\d+", r"\1…", what)
-            drawing.labelled(x - wide / 2, y, wide, high, short, f"{values[name]:.4f}", code=True)
+            drawing.labelled(x - wide / 2, y, wide, high, shorten(what), f"{values[name]:.4f}", code=True)
         if name in removed:
             with drawing.during(1, until):
                 drawing.box(x - wide / 2, y, wide, high, shade=0.18, thick=2.5)
@@ -324,16 +328,16 @@ def rewriting(title: str = "gelu: with x**3") -> str:
         )  # fmt: skip
         drawing.arrow(x + wide / 2, top + high / 2, 412, middle - 24)
         drawing.arrow(412, middle + 24, x + wide / 2, end + high / 2)
-    swept = [name for name, *_ in reversed(gone)]
+    swept = [shorten(what) for _, what, *_ in reversed(gone)]
     drawing.words = [
-        f"PyTorch passes GELU to the backend written out. For an input of {AT:g} the graph returns {values['output']:.4f}.",
+        f"PyTorch passes GELU to the backend as {len(gone)} operations. For an input of {AT:g} the graph returns {values['output']:.4f}.",
         f"The backend runs the {len(gone)} marked nodes on a hundred numbers, and the results agree with GELU's.",
-        f"{new[0]} reads {before[0][0]}, and the output now reads {new[0]}. Nothing reads {swept[0]} any more.",
+        f"The new node, {new[0]}, reads {before[0][0]}, and the output now reads {new[0]}. Nothing reads the last node, {swept[0]}, any more.",
         *(f"The backend erases {earlier}. Now {name} has no reader." for earlier, name in pairwise(swept)),
         f"{len(after)} nodes are left: {', '.join(name for name, *_ in after)}. The graph still returns {values['output']:.4f}.",
     ]
     return drawing.hero(
-        f"The figure shows the rewrite “{title}” of p26 --rewrites step by step. Each box has a call and its result for x = {AT:g}."
+        f"The figure shows the rewrite “{title}” of p26 --rewrites step by step. Each box shows a call and its result for x = {AT:g}."
     )
 
 
@@ -543,8 +547,8 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
             f"So far {of_rows} and {of_curve} tiles have been read.{end}"
         )
     return drawing.hero(
-        f"Black cells are {tile} queries, grey ones the tiles of keys that they make the kernel load. The bars count what has been read.",
-        f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells; every fourth is shown.",
+        f"Black cells are the {tile} queries of a tile, and grey cells are the tiles of keys that they need. Bars count the tiles read so far.",
+        f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells; every fourth tile is shown.",
     )
 
 
@@ -657,7 +661,7 @@ def ring() -> str:
             tail = (
                 f"dK is still off by {left:.2f}."
                 if step < last - 1
-                else "Every sum is complete, but is one rank before its owner."
+                else "Every sum is complete, but it is at the rank before its owner."
             )
             drawing.words.append(
                 f"Backward, step {step - RANKS}. Every rank adds its part to the dK and dV of the block that it has. {tail}"

@@ -82,8 +82,8 @@ def swap_gains() -> str:
     ways = {"torch.compile": "Inductor alone", "mojo_workbook, LayerNorms alone": "with the swaps"}
     steps = partial(Rows("gpt2_step"), setting="autocast")
     measures = [
-        ("the peak of a step", {way: steps("peak_mib", way=way) / 1024 for way in ways}, "GiB"),
-        ("its time", {way: steps("median_ms", way=way) for way in ways}, "ms"),
+        ("peak memory of a step", {way: steps("peak_mib", way=way) / 1024 for way in ways}, "GiB"),
+        ("time of a step", {way: steps("median_ms", way=way) for way in ways}, "ms"),
     ]
     return compared("A step of GPT-2 (124M): ", measures, ways)
 

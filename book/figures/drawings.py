@@ -425,25 +425,25 @@ def softmax_jacobians() -> str:
 
 def five_products() -> str:
     """The products of attention, forward and backward, to scale; a factor that is read transposed is shaded."""
-    sides = {"S": 52, "T": 72, "d": 38}
+    sides = {"S": 56, "T": 84, "d": 48}
     shapes = {"P": "ST", "dP": "ST", "dS": "ST", "V": "Td", "K": "Td", "dV": "Td", "dK": "Td"}
     products = (
-        (10, 8, "O = P V"), (268, 8, "dK = dSᵀ Q"), (10, 100, "dV = Pᵀ dO"), (224, 100, "dP = dO Vᵀ"), (10, 192, "dQ = dS K"),
+        (2, 4, "O = P V"), (270, 4, "dK = dSᵀ Q"), (2, 100, "dV = Pᵀ dO"), (216, 100, "dP = dO Vᵀ"), (2, 196, "dQ = dS K"),
     )  # fmt: skip
     drawing = Drawing(
-        268, "; ".join(words for *_, words in products) + ": each product with the sides of its matrices."
+        284, "; ".join(words for *_, words in products) + ": each product with the sides of its matrices."
     )
     for x, y, words in products:
         for name in words.split():
             if name == "=":
-                drawing.text(x - 20, y + 30, "=")
+                drawing.text(x - 15, y + 30, "=")
                 continue
             rows, columns = shapes.get(name.removesuffix("ᵀ"), "Sd")[:: -1 if name.endswith("ᵀ") else 1]
             shade = LEGIBLE if name.endswith("ᵀ") else 0.04
             drawing.labelled(
-                x, y, sides[columns], sides[rows], name, f"{rows} × {columns}", shade=shade, size=12
+                x, y, sides[columns], sides[rows], name, f"{rows} × {columns}", shade=shade, size=14
             )
-            x += sides[columns] + (40 if name == words.split()[0] else 22)
+            x += sides[columns] + (30 if name == words.split()[0] else 12)
     return drawing.svg()
 
 

@@ -378,17 +378,17 @@ def one_row() -> str:
         ("S", "q·k/√d + M", S, f"A score for each of the {len(S)} keys: the product of this query with the key, times {scale:g}, plus the mask."),
         ("P", "softmax", P, f"Softmax: weights that add up to {P.sum():g}. Key {P.argmax()} has the largest, {P.max():.2f}."),
         ("O", "P V", O, f"The output: the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
-        ("dO", "arrives", dO, "Backward. The gradient of the output arrives."),
-        ("dP", "dO·v", dP, f"Its product with each value is the gradient of a weight. Their mean, weighted by P, is delta, {delta:.2f}, which is also dO times O."),
-        ("dS", "P (dP − D)", dS, f"Softmax's backward: the weight times the distance from delta, D. The score of key {dS.argmax()} has the largest gradient, that of key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
+        ("dO", "arrives", dO, "The backward pass begins with the gradient of the output."),
+        ("dP", "dO·v", dP, f"The product of dO with each value is the gradient of a weight. The mean of these gradients, weighted by P, is delta, {delta:.2f}, which is also the dot product of dO and O."),
+        ("dS", "P (dP − D)", dS, f"Softmax's backward pass: each weight times the difference between its gradient and delta, D. The score of key {dS.argmax()} has the largest gradient, that of key {dS.argmin()} the lowest; the gradients add up to {abs(round(dS.sum(), 5)):g}."),
         ("dQ", "dS K / √d", dQ, "The gradient of the query is the sum of the keys, weighted by dS."),
     )  # fmt: skip
     heads = ["key 0", *(str(t) for t in range(1, len(S)))]
     drawing = number_rows(rows, 3, 120, 42, heads, what="One row of attention. ")
     return drawing.hero(
-        f"Query {QUERY} of one head of test data goes forward above the line and back below it; every number is the harness's. "
+        f"Query {QUERY} of one head of test data goes forward above the line and back below it; the harness computes every number. "
         "The darker a number, the larger it is in its row, whatever its sign.",
-        "One query on its way through attention, and back.",
+        "One query goes through attention and back.",
     )
 
 
@@ -415,14 +415,13 @@ def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
                 yield what, s, t, P, float(np.abs(total - exact[what][own : own + TILE]).max())
 
 
-SHOWN = range(2, 33, 2)
-"""Of the tiles in their order those that the drawing stops at."""
+SHOWN = (1, 2, 3, 4, 8, 12, 16, 17, 18, 19, 20, 24, 28, 32)
+"""Of the tiles in their order those that the drawing stops at: all of a kernel's first block, and the last of the others."""
 
 
 def tiles() -> str:
     """The scores of one head, a tile at a time, never two tiles at once; beside them the tile's weights in numbers."""
-    of, walk_ = head(), list(tiles_walk())
-    shown = SHOWN[-15:]  # with the opening sixteen steps; the last one ends both kernels
+    of, walk_, shown = head(), list(tiles_walk()), SHOWN
     count, cell, left, top, last = len(of["query"]), 22, 64, 46, len(shown)
     delta = (of["grad_output"] * of["output"]).sum(-1)
     right, close = left + cell * count, 360
@@ -441,7 +440,7 @@ def tiles() -> str:
         drawing.text(close + 58, 36, "weights of the tile")
     drawing.text(54, 18, "queries")
     for i in range(count):
-        drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}")
+        drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}".replace("-", "−"))
         drawing.text(57, top + cell * i + 16, str(i), size=12)
         drawing.text(left + cell * i + 10, 38, str(i), size=12)
         with drawing.during(1, last):
@@ -464,7 +463,7 @@ def tiles() -> str:
                 drawing.box(*box, shade=0.4, thick=0)
     drawing.words = [
         "Each square is the weight of a query and a key, the darker the larger. A plain backward pass reads them all from memory; "
-        "here the forward pass has kept one number for each query instead, lse."
+        "here the forward pass has kept one number for each query instead, its lse."
     ]
     for number, (what, s, t, P, error) in enumerate((walk_[at - 1] for at in shown), start=1):
         with drawing.during(number):
@@ -479,14 +478,17 @@ def tiles() -> str:
         for y, line in ((190, what.split()[0]), (210, owner), (230, verdict)):
             with drawing.during(number):
                 drawing.text(close + 57, y, line, size=14)
-        first = "Delta, the row sum of dO times O, is kept too. " if number == 1 else ""
+        first = {
+            1: "The first kernel also reads delta, the row sum of dO times O. ",
+            8: "The second kernel's first block owns keys 0 and 1. ",
+        }
         drawing.words.append(
-            f"{first}For queries {s} and {s + 1} and keys {t} and {t + 1}, four weights are computed from lse, used and dropped. "
-            f"{what.split()[0]} of {owner} {verdict}."
+            f"{first.get(number, '')}For queries {s} and {s + 1} and keys {t} and {t + 1}, four weights are computed from lse, used and "
+            f"dropped. {what.split()[0]} of {owner} {verdict}."
         )
     return drawing.hero(
-        "The two backward kernels work on one head of test data; the figure stops at every second tile. Only one tile's weights exist at a time; "
-        "their numbers are on the right. Query 4 sees no key, so its lse is −inf."
+        "The two backward kernels work on one head of test data. The figure stops at each tile of a kernel's first block, and at the last tile "
+        "of the other blocks. Only one tile's weights exist at a time; their numbers are on the right. Query 4 sees no key, so its lse is −inf."
     )
 
 

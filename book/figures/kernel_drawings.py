@@ -1,4 +1,4 @@
-"""Drawings for the kernels of puzzles 19, 20 and 27: who owns what, and how threads and blocks join what they have."""
+"""Drawings for the kernels of puzzles 19, 20, 23 and 27: who owns what, and how threads and blocks join what they have."""
 
 import numpy as np
 
@@ -221,4 +221,70 @@ def token_rows(text: str = "banana", table: str = "abcn") -> str:
     return drawing.svg()
 
 
-FILES = svgs(cast_sums, tile_reversed, ballot, two_owners, row_in_one_pass, norm_in_two_stages, token_rows)
+def tiled_product(shape: tuple[int, int, int] = (3, 4, 3), at: tuple[int, int, int] = (1, 1, 1)) -> str:
+    """A block of the tiled product with the tiles that it copies at one k0, and the copy of a factor that is stored transposed."""
+    rows, depth, columns = shape
+    row, k, column = at
+    side = kernel_constant("TILE", "p23")
+    drawing = Drawing(
+        270,
+        f"A block owns one tile of {side} by {side} of the output. At each k0 it copies a tile of A's row of tiles and a tile of B's column of "
+        "tiles into shared memory. Where A is stored transposed, neighbouring threads read along a row and write down a column of a_tile.",
+    )
+    cell, left, top, right, low = 24, 14, 34, 138, 158
+    drawing.squares(
+        left, low, (rows, depth), cell, lambda i, j: (0.5 if j == k else 0.2) if i == row else 0.03
+    )
+    drawing.squares(
+        right, top, (depth, columns), cell, lambda i, j: (0.5 if i == k else 0.2) if j == column else 0.03
+    )
+    drawing.squares(right, low, (rows, columns), cell, lambda i, j: 0.5 if (i, j) == (row, column) else 0.03)
+    drawing.text(left + cell * (k + 0.5) - 1, low + cell * rows + 13, "k0", code=True, size=12)
+    drawing.text(
+        right + cell * columns + 2, top + cell * (k + 0.5) + 3, "k0", anchor="start", code=True, size=12
+    )
+    drawing.text(left + cell * depth / 2, low + cell * rows + 32, "A [M, K]")
+    drawing.text(right + cell * columns / 2, top - 8, "B [K, N]")
+    drawing.text(right + cell * columns / 2, low + cell * rows + 32, "output [M, N]")
+    drawing.text(60, 32, "shared memory")
+    for x, name in ((8, "a_tile"), (64, "b_tile")):
+        drawing.labelled(x, 44, 50, 42, name, code=True, size=12, shade=0.12)
+    drawing.arrow(left + cell * (k + 0.5), low + cell * row + 2, 34, 88)
+    drawing.arrow(right + cell * column + 2, top + cell * (k + 0.5) - 3, 116, 66)
+    drawing.arrow(94, 88, right + cell * column + 4, low + cell * row + 4)
+    few, each, stored, tile, upper = 4, 26, 250, 374, 58
+    drawing.text((stored + tile + each * few) / 2, 18, "A stored transposed: [K, M]")
+    drawing.text(stored + each * few / 2, 46, "in memory")
+    drawing.text(tile + each * few / 2, 46, "a_tile", code=True)
+    for x, names in (
+        (stored, lambda i, j: j if i == k else None),
+        (tile, lambda i, j: i if j == k else None),
+    ):
+        for i in range(few):
+            for j in range(few):
+                thread = names(i, j)
+                words = () if thread is None else (str(thread),)
+                drawing.labelled(
+                    x + each * j,
+                    upper + each * i,
+                    each - 3,
+                    each - 3,
+                    *words,
+                    shade=LEGIBLE if words else 0.03,
+                )
+    drawing.arrow(
+        stored + each * few - 1, upper + each * (k + 0.5) - 2, tile - 3, upper + each * (k + 0.5) - 2
+    )
+    for x, lines in (
+        (stored + each * few / 2, ("thread (x, y) reads", "[k0 + y, row0 + x]")),
+        (tile + each * few / 2, ("and writes", "a_tile[x, y]")),
+    ):
+        drawing.text(x, 186, lines[0], size=12)
+        drawing.text(x, 205, lines[1], size=12, code=True)
+    drawing.text((stored + tile + each * few) / 2, 232, "numbers: x of the threads with y = 1", size=12)
+    return drawing.svg()
+
+
+FILES = svgs(
+    cast_sums, tile_reversed, ballot, two_owners, tiled_product, row_in_one_pass, norm_in_two_stages, token_rows,
+)  # fmt: skip

@@ -103,18 +103,25 @@ def picture(done: list[Tile], number: int) -> str:
     )
     scores = np.concatenate([each.scores for each in done])
     seen = scores[np.isfinite(scores)]
-    height = lambda score: 166 - 116 * (score - seen.min() + 0.3) / (np.ptp(seen) + 0.3)  # noqa: E731
-    drawing.text(78, 16, "scores of the keys")
+    low, high = seen.min(), seen.max()
+    height = lambda score: 50 + 116 * (high - score) / (high - low)  # noqa: E731
+    zero = height(0)
+    drawing.text(82, 16, "scores of the keys")
+    drawing.text(6, zero + 5, "0")
+    drawing.segment(14, zero, 152, zero)
     for key, score in enumerate(scores):
-        x, after = 6 + 18 * key, key - tile.first - KEYS
-        drawing.text(x + 7, 184, str(key))
+        x, after = 15 + 17 * key, key - tile.first - KEYS
+        drawing.text(x + 7, 186, str(key))
+        shade = 0.12 if key < tile.first else 0 if after >= 0 else 0.45
         if np.isfinite(score) and after < KEYS:
-            shade = 0.12 if key < tile.first else 0 if after >= 0 else 0.45
-            drawing.box(x, height(score), 14, 166 - height(score), shade=shade)
+            top = min(height(score), zero)
+            drawing.box(x, top, 13, abs(height(score) - zero), shade=shade)
+        elif after < KEYS:
+            drawing.text(x + 7, zero - 3, "×")
     for largest, words, dash in ((before.largest if before else -np.inf, "", "4 4"), (tile.largest, "m", "")):
         if np.isfinite(largest):
-            drawing.segment(4, height(largest), 152, height(largest), dash=dash, thick=1 if dash else 2.5)
-            drawing.text(164, height(largest) + 5, words)
+            drawing.segment(14, height(largest), 152, height(largest), dash=dash, thick=1 if dash else 2.5)
+            drawing.text(161, height(largest) + 4, words)
     unit = 170 / max(max(each.total, *np.abs(each.sums)) for each in done)
     drawing.text(282, 16, f"sums, factor {tile.rescale:.2f}")
     for row, (was, value) in enumerate(zip(old, now, strict=True)):
@@ -124,7 +131,7 @@ def picture(done: list[Tile], number: int) -> str:
         drawing.box(200, y + 12, unit * value, 10, shade=0.12, thick=0)
         drawing.box(200, y + 12, unit * kept, 10, shade=0.45, thick=0.8)
         drawing.segment(200 + unit * value, y + 10, 200 + unit * value, y + 24, thick=3)
-    drawing.text(190, 213, "outlined: before, or next; dark: new scores, rescaled sums", size=12)
+    drawing.text(190, 213, "outlined: before, or next; dark: this tile, rescaled sums", size=12)
     return f"<figure>{drawing.svg().strip()}</figure>\n"
 
 

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from book.figures import museum_chart
+from book.figures import gradcheck_matrix, museum_chart
 from book.figures.markdown_table import table
 from harness.check import zoo
 from harness.check.diagnose import CAUSES
@@ -49,6 +49,11 @@ ASKED = {
         "hard values",
         ("dlayernorm_variance_term_dropped", "dlayernorm_mean_term_dropped", "dlayernorm_sums_not_means"),
     ),
+    "p21": (
+        "is found by gradcheck in float64",
+        "",
+        ("rmsnorm_one_row_for_all", "dropout_mask_from_result", "silu_strided_input"),
+    ),
     "p22": (
         "gives correct numbers in a new layer, where γ is 1 and β is 0",
         "chapter",
@@ -60,7 +65,9 @@ ASKED = {
         ("numpy_mask_hides_alone", "softmax_mask_after", "softmax_mask_of_first_query"),
     ),
 }
-"""Of a page's question: what is asked, a case in which it is checked, a mistake that passes, and two that do not."""
+"""Of a page's question: what is asked, a case in which it is checked, a mistake for which it is true, and two for which it is not."""
+TOLD = ("standardise_constant_statistics", "lowrank_none_for_all")
+"""Exhibits that come before others without a public example: puzzle 21 has no case that hides a mistake."""
 FIRST = {
     "p19": "a matrix of 10 rows and 20 columns",
     "p20": "4 rows of 8 columns",
@@ -136,15 +143,22 @@ def exhibit(wrong: Wrong) -> str:
 
 
 def best(puzzle: str) -> list[Wrong]:
-    """Choose ten mistakes: those with a public example first, then those that easy inputs hide, at most two of a gate."""
+    """Choose ten mistakes, at most two of a gate and one of a source: those with a public example, then those that easy inputs hide."""
     ranked = sorted(
         zoo.load_wrong_solutions(puzzle),
-        key=lambda wrong: (not THREAD.search(wrong.source), not mark(wrong).hidden, -len(wrong.effect)),
+        key=lambda wrong: (
+            not THREAD.search(wrong.source),
+            wrong.name not in TOLD,
+            not mark(wrong).hidden,
+            -len(wrong.effect),
+        ),
     )
     chosen: dict[str, Wrong] = {}
     for most in (2, BEST):
         for wrong in ranked:
-            if sum(other.gate == wrong.gate for other in chosen.values()) < most and len(chosen) < BEST:
+            told = bool(wrong.source) and any(other.source == wrong.source for other in chosen.values())
+            few = sum(other.gate == wrong.gate for other in chosen.values()) < most
+            if few and not told and len(chosen) < BEST:
                 chosen.setdefault(wrong.story, wrong)
     return list(chosen.values())
 
@@ -243,7 +257,12 @@ def mark(wrong: Wrong, page: str = "") -> museum_chart.Mark:
 
 
 def chart(puzzle: str) -> str:
-    """Draw the wrong solutions of a puzzle by the size of their errors and by gate; gates without sizes share their rung's row."""
+    """Draw the wrong solutions of a puzzle by the size of their errors and by gate; gates without sizes share their rung's row.
+
+    Puzzle 21's have no sizes: its chart shows how many of them the usual checks find.
+    """
+    if puzzle == "p21":
+        return gradcheck_matrix.usual_checks()
     rows: dict[str, list[museum_chart.Mark]] = {}
     for gate, group in by_gate(puzzle).items():
         for wrong in group:
@@ -268,7 +287,13 @@ def question(puzzle: str) -> str:
 
 
 def seen(wrong: Wrong, name: str) -> float:
-    """Return what the question's test sees of a mistake in a case: in puzzle 20 the sums of dx's rows, elsewhere the error."""
+    """Return what the question's test sees of a mistake in a case: in puzzle 20 the sums of dx's rows, elsewhere the error.
+
+    In puzzle 21 the question is about gradcheck: return 0 if it finds the mistake, and infinity if not.
+    """
+    if wrong.puzzle == "p21":
+        finds = gradcheck_matrix.rows("bug")[wrong.gate, wrong.name]["gradcheck float64"] == "1"
+        return 0.0 if finds else math.inf
     puzzle, known = find_puzzle(wrong.puzzle), formula(wrong)
     assert known, f"{wrong.name} has no formula"
     if wrong.puzzle == "p20":

@@ -181,11 +181,19 @@ def bars(
 
 
 def rows_of_bars(
-    label: str, rows: Mapping[str, Vector], chosen: Iterable[int] = (), height: float = 110
+    label: str,
+    rows: Mapping[str, Vector],
+    chosen: Iterable[int] = (),
+    height: float = 110,
+    reduced: Mapping[str, float] = {},
 ) -> str:
-    """Draw vectors as upright bars with their numbers, one below the other; `chosen` bars are darker."""
-    most = max(float(np.abs(values).max()) for values in map(np.asarray, rows.values()))
-    ends = [[min(*values, 0), max(*values, 0)] for values in rows.values()]
+    """Draw vectors as upright bars with their numbers, one below the other; `chosen` bars are darker.
+
+    `reduced` is by how much the bars of a row are smaller than the others', by its name.
+    """
+    bars = {name: np.asarray(values) / reduced.get(name, 1) for name, values in rows.items()}
+    most = max(float(np.abs(values).max()) for values in bars.values())
+    ends = [[min(*values, 0), max(*values, 0)] for values in bars.values()]
     limits = [
         [end + np.sign(end) * most * 75 / height for end in each] for each in ends
     ]  # with room for the numbers
@@ -194,9 +202,9 @@ def rows_of_bars(
     for axes, (name, values), limit in zip(places, rows.items(), limits, strict=True):
         axes.set_title(name, loc="left")
         for at, value in enumerate(values):
-            axes.bar(at, value, 0.7, color="k", alpha=OURS if at in chosen else 0.35)
+            axes.bar(at, bars[name][at], 0.7, color="k", alpha=OURS if at in chosen else 0.35)
             axes.annotate(
-                two_digits(value), (at, value), (0, 3 if value >= 0 else -4), ha="center",
+                two_digits(value), (at, bars[name][at]), (0, 3 if value >= 0 else -4), ha="center",
                 textcoords="offset points", va="bottom" if value >= 0 else "top", fontsize=SIZE,
             )  # fmt: skip
         axes.axhline(0, color="k", linewidth=0.8)

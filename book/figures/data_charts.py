@@ -48,12 +48,13 @@ def rms_moves(which: int = 2) -> str:
     """One element of a row moves: what LayerNorm's x_hat does, and what RMSNorm's does."""
     x = np.array(player_start()["x"])
     unshifted = lambda rows: rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5)  # noqa: E731
+    first = "x (bars at a quarter of the scale below)"
     rows = {
-        "x / 4": x / 4,
+        first: x,
         "how fast x̂ changes: LayerNorm": slopes(x_hat, x)[:, which],
         "how fast x̂ changes: RMSNorm": slopes(unshifted, x)[:, which],
     }
-    return rows_of_bars(f"Element {which} of a row grows. {said(rows)}", rows, [which], height=110)
+    return rows_of_bars(f"Element {which} of a row grows. {said(rows)}", rows, [which], reduced={first: 4})
 
 
 def gradient_parts() -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
+from book.figures import charts
 from book.figures.figures import Drawing
 from book.figures.markdown_table import table
 from book.measure import hunt_versions, record
@@ -203,6 +204,22 @@ def matrix() -> str:
     data = json.dumps({"checks": CHECKS, "states": STATES, "bugs": entries}, ensure_ascii=False)
     data = data.replace("</", "<\\/")
     return "\n".join(lines) + f'\n<script type="application/json" class="catches-data">{data}</script>'
+
+
+def usual_checks() -> str:
+    """Draw how many wrong backward passes in PyTorch each common check finds, and how many no check finds."""
+    bugs = rows("bug").values()
+    found = {name: sum(row[name] == "1" for row in bugs) for name in USUAL}
+    found = dict(sorted(found.items(), key=lambda item: -item[1]))
+    missed = sum(all(row[name] == "0" for name in USUAL) for row in bugs)
+    lengths = [(name, float(count), str(count), False) for name, count in found.items()]
+    words = (
+        f"Each light bar counts the mistakes, of {len(bugs)} in PyTorch, that a common check finds; {missed} pass all seven. gradcheck and "
+        "“random directions” compare gradients with finite differences. “allclose on ones” (inputs of ones) and “square shapes” (random "
+        "inputs) compare them with autograd. opcheck tests the registration as an operator; “repeat runs” expects equal bits in ten runs."
+    )
+    picture = charts.bars(words, {"": [*lengths, ("none of the seven", float(missed), str(missed), True)]})
+    return f"<figure>{picture.strip()}<figcaption>{html.escape(words)}</figcaption></figure>\n"
 
 
 def kinds_table() -> str:

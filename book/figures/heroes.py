@@ -232,7 +232,7 @@ def printed() -> str:
     heads = [str(i) for i in range(len(x))]
     drawing = number_rows(rows, 2, 88, 48, heads, lambda name, i: name == "diagonal" and i in turned)
     return drawing.hero(
-        "The forward pass is above the line, the backward pass below it. The slopes are finite differences. A thick frame marks a wrong sign."
+        "The forward pass is above the line, the backward pass below it. The diagonal's slopes are finite differences. A thick frame marks a wrong sign."
     )
 
 

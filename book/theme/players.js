@@ -46,6 +46,9 @@
         return { H, g, rstd, xHat, c1, c2, rest };
     }
 
+    // A number with two digits; -0.00 would look like a sign.
+    function twoDigits(value) { return (Math.abs(value) < 5e-3 ? 0 : value).toFixed(2); }
+
     // Draws a heat map with its numbers; blue is above zero, orange below.
     function heatMap(p) {
         const cell = 34, side = cell * p.H;
@@ -58,7 +61,7 @@
                     shape('rect', { x: j * cell, y: i * cell, width: cell - 2, height: cell - 2, rx: 2,
                         class: value < 0 ? 'below' : 'above', 'fill-opacity': Math.min(1, Math.abs(value)) * 0.4 }),
                     shape('text', { x: j * cell + cell / 2 - 1, y: i * cell + cell / 2 + 3, 'text-anchor': 'middle' },
-                        value.toFixed(2)));
+                        twoDigits(value)));
             }
         }
         return svg;
@@ -71,7 +74,7 @@
         const most = Math.max(0.5, ...rows.flatMap(function (row) { return [...row[1], ...(row[2] || [])].map(Math.abs); }));
         const svg = shape('svg', { viewBox: `0 0 ${left + column * count} ${height * rows.length}`, role: 'img',
             'aria-label': rows.map(function (row) {
-                return row[0] + ' ' + row[1].map(function (v) { return v.toFixed(2); }).join(', ');
+                return row[0] + ' ' + row[1].map(twoDigits).join(', ');
             }).join('; ') });
         rows.forEach(function ([label, values, outlined], r) {
             const middle = height * r + height / 2;

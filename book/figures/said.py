@@ -4,7 +4,6 @@ A page calls these functions in its references (`book/build/references.py`), bes
 cannot say anything else than its tables.
 """
 
-import cmath
 import math
 import re
 from collections.abc import Sequence
@@ -138,29 +137,21 @@ def after_update(update: float, column: str = "loss") -> float:
     return Rows("unlearning_path")(column, place_updates=f"{update:.3f}")
 
 
-def vector(update: float) -> complex:
-    """Return the shared vector there, in the plane of the record."""
-    return complex(after_update(update, "along_size"), after_update(update, "across_size"))
-
-
-def vector_length(update: float) -> float:
-    """Return its length."""
-    return abs(vector(update))
-
-
 def path_ratio(update: float) -> float:
-    """Return what its length is to the spread there."""
-    return vector_length(update) / after_update(update, "spread")
+    """Return what the shared vector's length is to the spread there."""
+    return after_update(update, "size") / after_update(update, "spread")
 
 
-def vector_move(update: int) -> float:
-    """Return how far this update moves its tip."""
-    return abs(vector(update) - vector(update - 1))
+def count_lowered(fraction: str) -> int:
+    """Return in how many runs of `unlearning_fractions` this fraction of the worst update lowers the loss of its batch."""
+    rows = record.rows("unlearning_fractions")
+    return sum(float(row[f"{fraction}_loss"]) < float(row["before_loss"]) for row in rows)
 
 
-def vector_angle(update: int) -> float:
-    """Return the degrees by which it has turned from its direction before the worst update."""
-    return math.degrees(cmath.phase(vector(update)))
+def count_steeper(factor: float) -> int:
+    """Return in how many of these runs the gradient of attention's values is longer than one update before by more than a factor."""
+    rows = record.rows("unlearning_fractions")
+    return sum(float(row["value_norm"]) > factor * float(row["earlier_value_norm"]) for row in rows)
 
 
 def spoiled(column: str) -> float:
@@ -197,16 +188,6 @@ def falls() -> list[float]:
     return [
         wider / kept for wider, kept in zip(straight("spread", True), straight("size", True), strict=True)
     ]
-
-
-def count_shortened() -> int:
-    """Return in how many of these the vector shortens more than the spread grows."""
-    return sum(a * b < 1 for a, b in zip(straight("size", True), straight("spread", True), strict=True))
-
-
-def low_ends(restored: bool) -> list[float]:
-    """Return the ratios after the step that are below 1.5."""
-    return [ratio for ratio in straight("ratio", restored) if ratio < 1.5]
 
 
 def most_off() -> float:
@@ -253,11 +234,6 @@ def most_alone(kind: str) -> float:
     return max(1 - share_undone(row, "alone") for row in Rows("unlearning_parts").select(kind=kind))
 
 
-def steps_of(kind: str, column: str) -> float:
-    """Return how far an element of a kind moves in the followed run's worst update, or in the one before, in learning rates."""
-    return float(max(Rows("unlearning_parts").select(kind=kind), key=rise)[column])
-
-
 def after_scaling(scale: float, column: str = "loss") -> float:
     """Return a column of `unlearning_scales` for the followed run with its shared vector scaled."""
     return Rows("unlearning_scales")(column, scale=float(scale))
@@ -271,11 +247,6 @@ def jumps(least: float, **where: object) -> list[record.Row]:
 def count_warming(warm_up: int) -> int:
     """Return how many runs with this warm-up have their worst step during it."""
     return sum(int(row["update"]) < warm_up for row in jumps(RISE, warm_up=warm_up))
-
-
-def count_short(text: str) -> int:
-    """Return how many runs on a text without a long warm-up have such a step."""
-    return sum(int(row["warm_up"]) < 100 for row in jumps(RISE, text=text))
 
 
 def mean_end_loss(**where: object) -> float:

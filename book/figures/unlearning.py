@@ -11,7 +11,7 @@ from book.figures.markdown_table import table
 from book.measure import record
 from book.measure.record import Row
 
-COLUMNS = ("place_updates", "loss", "along_size", "across_size", "spread")
+COLUMNS = ("place_updates", "loss", "along_size", "across_size", "spread", "size")
 SHARES = {
     "of_20": "space",
     "of_74": "t",
@@ -38,14 +38,14 @@ def chart(
     ticks: Sequence[float],
     axis: str,
     words: str,
-    dots: Sequence[tuple[float, float, bool]] = (),
+    dots: Sequence[tuple[float, float, bool, str]] = (),
     ratio: float = 0,
 ) -> str:
     """A line of losses, with a vertex for each place. The losses have whole numbers as ticks, and a line for an untrained model.
 
-    `dots` are other runs: place, loss, and whether the dot is filled. `ratio` is what a second axis, above, has at place 1.
+    `dots` are other runs: place, loss, whether the dot is filled, and the label of a square. `ratio` is what a second axis, above, has at place 1.
     """
-    high, low = math.ceil(max([*losses, *(loss for _, loss, _ in dots)])), math.floor(min(losses))
+    high, low = math.ceil(max([*losses, *(loss for _, loss, *_ in dots)])), math.floor(min(losses))
     left, right, top, bottom = 26, WIDTH - 12, 54 if ratio else 26, 200
     across = lambda place: left + (place - places[0]) / (places[-1] - places[0]) * (right - left)  # noqa: E731
     up = lambda loss: top + (high - loss) / (high - low) * (bottom - top)  # noqa: E731
@@ -57,9 +57,15 @@ def chart(
         drawing.text(left - 6, up(loss) + 4, str(loss), anchor="end", size=12)
     drawing.segment(left, up(untrained), right, up(untrained), opacity=0.7, dash="3 3")
     drawing.text(left + 8, up(untrained) - 5, f"untrained: {untrained:.2f}", anchor="start", size=12)
-    for place, loss, filled in dots:
-        at = f'cx="{across(place):.1f}" cy="{up(loss):.1f}"'
-        drawing.parts.append(f'<circle {at} r="4" class="unlearning-dot{" filled" * filled}"/>')
+    for place, loss, filled, label in dots:
+        x, y, look = across(place), up(loss), f'class="unlearning-dot{" filled" * filled}"'
+        if label:
+            drawing.parts.append(f'<rect x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7" {look}/>')
+            beside = place > -0.3
+            anchor = "start" if beside else "middle"
+            drawing.text(x + 9 * beside, y - 9 + 13 * beside, label, anchor=anchor, size=12)
+        else:
+            drawing.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {look}/>')
     for place in ticks:
         drawing.text(across(place), bottom + 16, f"{place:g}".replace("-", "−"), size=12)
         if ratio:
@@ -116,7 +122,12 @@ def scales_player() -> str:
     scales, losses = ([float(row[name]) for row in rows] for name in ("scale", "loss"))
     words = f"The loss over the scale of the shared vector: {losses[0]:.1f} at 1, {losses[scales.index(0)]:.1f} at 0, {losses[-1]:.1f} at −1.2."
     dots = [
-        ((-1) ** has_turned(row) * ratio(row, "after") / followed, losses[0] + rise(row), is_restored(row))
+        (
+            (-1) ** has_turned(row) * ratio(row, "after") / followed,
+            losses[0] + rise(row),
+            is_restored(row),
+            f"update {row['update']}" * has_turned(row),
+        )
         for row in causes
     ]
     axis = "scale of the shared vector"
@@ -168,21 +179,23 @@ def shares_undone() -> dict[str, list[float]]:
 
 
 def parts_chart() -> str:
-    """A dot for each run and kind of parameter: the share of the rise that its old values undo."""
+    """A ring for each run and kind of parameter: the share of the rise that its old values undo; a thick line for the median."""
     shares = shares_undone()
     names = {float(number): KINDS.get(kind, kind) for number, kind in enumerate(shares)}
     dots = [(share, at) for at, each in enumerate(shares.values()) for share in each]
     edges = [Series("", [(at, -0.5), (at, len(names) - 0.5)], width=1, shade=0.7) for at in (0, 1)]
     medians = [statistics.median(each) for each in shares.values()]
-    return plot(
+    marks = [Series("", [(x, at - 0.3), (x, at + 0.3)], width=3.5) for at, x in enumerate(medians)]
+    picture = plot(
         "; ".join(
             f"{name}: median {median:.0%}" for name, median in zip(names.values(), medians, strict=True)
         ),
-        [*edges, Series("", dots, "", "o", True), Series("", zip(medians, names, strict=True), "", "s")],
+        [*edges, Series("", dots, "", "o", True, width=1, shade=0.5), *marks],
         Axis("share of the rise that old parameters undo", False, None, {0: "0%", 0.5: "50%", 1: "100%"}),
         Axis("", False, (len(names) - 0.5, -0.5), names),
         height=26 * len(names) + 50,
     )
+    return picture.replace(">↳ values<", '><tspan font-weight="bold">↳ values</tspan><')
 
 
 def settings_table() -> str:

@@ -4,9 +4,9 @@ A model of puzzle 27's form trains on the bytes of this book, or of PyTorch's do
 that update is measured again, so a rise is caused by the update, whatever the next batch holds. A row is a run. With the argument
 `path` (record `unlearning_path`) a row is a point between two updates of one run, and the loss is that of one batch throughout.
 With `causes` (`unlearning_causes`) each run's worst step is repeated with other batches, and its effect undone in parts; with
-`parts` (`unlearning_parts`) it is undone for one kind of parameter at a time; with `steps` (`unlearning_steps`) the cause is looked
-for in all steps; with `scales` (`unlearning_scales`) the shared vector of one run is scaled; with `settings` (`unlearning_settings`)
-runs use other learning rates, means of squares and limits.
+`parts` (`unlearning_parts`) it is undone for one kind of parameter at a time; with `fractions` (`unlearning_fractions`) only a part of
+it is taken; with `steps` (`unlearning_steps`) the cause is looked for in all steps; with `scales` (`unlearning_scales`) the shared
+vector of one run is scaled; with `settings` (`unlearning_settings`) runs use other learning rates, means of squares and limits.
 """
 
 import copy
@@ -49,6 +49,7 @@ SPOILED, LAST, PARTS = 15, 17, 8
 """The update that spoils the followed run, the last one of the path, and points between two updates."""
 OTHERS = 40
 """Batches from which a run's worst update is made instead of its own."""
+FRACTIONS = {"sixty_fourth": 1 / 64, "eighth": 1 / 8, "quarter": 1 / 4, "half": 1 / 2}
 SCALES = [step / 20 for step in range(20, -25, -1)]
 FREQUENT = b" teon"
 """Bytes whose probabilities are told."""
@@ -157,7 +158,8 @@ def setting_rows() -> Iterator[dict]:
 def path_rows() -> Iterator[dict]:
     """A row for each place on the way of one run: the loss of the batch of SPOILED, the shared vector, what is predicted.
 
-    The vector is given in a plane: along what it was before that update, and across, towards what it is after.
+    The vector is given in a plane: along what it was before that update, and across, towards what it is after. `size`, `angle` (from
+    before that update) and `move` (since the last whole update) need no plane.
     """
     run, places, batches = Run(*FOLLOWED), [], []
     for batch in run.batches():
@@ -181,7 +183,14 @@ def path_rows() -> Iterator[dict]:
         loss = float(model.loss(batch[:, :-1], batch[:, 1:], p))
         stream = model.outputs[f"block{run.blocks - 1}"]
         shared, told = stream.mean((0, 1)), compute_shares(model.outputs["ln_f"] @ p["token"].T, batch)
-        vector = {"along_size": float(shared @ along), "across_size": float(shared @ across)}
+        start = run.look(batch, places[number if part or not number else number - 1])[1][-1]
+        vector = {
+            "along_size": float(shared @ along),
+            "across_size": float(shared @ across),
+            "size": float(shared.norm()),
+            "angle": math.degrees(math.acos(min(1.0, float(F.cosine_similarity(shared, before, dim=0))))),
+            "move": float((shared - start).norm()),
+        }
         yield {"place_updates": f"{place / PARTS:.3f}"} | {
             name: f"{value:.4g}" if name in told else f"{value:.4f}"
             for name, value in {"loss": loss, **vector, "spread": spread(stream), **told}.items()
@@ -322,8 +331,7 @@ def step_rows() -> Iterator[dict]:
 def part_rows() -> Iterator[dict]:
     """Yield a row for each of these runs and each kind of parameter.
 
-    `undone_loss` is that after the update with the old parameters of this kind put back, `alone_loss` that with only these updated;
-    `steps` is the mean change of an element, in learning rates, in the update and in the one before, `cosine` that of the two.
+    `undone_loss` is that after the update with the old parameters of this kind put back, `alone_loss` that with only these updated.
     """
     for known, run, (batch, *_) in spoiled_runs():
         before, grads = run.gradients(batch)
@@ -333,21 +341,60 @@ def part_rows() -> Iterator[dict]:
             for name, rows in names.items():
                 changed[name], left[name] = run.p[name].clone(), after.p[name].clone()
                 changed[name][rows], left[name][rows] = after.p[name][rows], run.p[name][rows]
-
-            earlier, mean = (
-                torch.cat([(b[name] - a[name])[rows].flatten() for name, rows in names.items()])
-                for a, b in ((run.old, run.p), (run.p, after.p))
-            )
             numbers = {
                 "before_loss": before,
                 "after_loss": after.look(batch)[0],
                 "undone_loss": after.look(batch, after.p | left)[0],
                 "alone_loss": run.look(batch, run.p | changed)[0],
-                "earlier_steps": float(earlier.abs().mean()) / RATE,
-                "mean_steps": float(mean.abs().mean()) / RATE,
-                "cosine": float(F.cosine_similarity(earlier, mean, dim=0)),
             }
             yield known | {"kind": kind} | digits(numbers)
+
+
+def fraction_rows() -> Iterator[dict]:
+    """Yield a row for each of these runs: the loss of the batch after FRACTIONS of the update, and after two parts of it.
+
+    `repeated_loss` is that after the part along the update before, `new_loss` that after the rest, and `cosine` that of both updates.
+    `norm` is that of the clipped gradients, `value_norm` that of attention's values alone, now and one update `earlier`.
+    """
+    for known, run, batches in spoiled_runs():
+        before, grads = run.gradients(batches[0])
+        after = updated(run, grads)
+        earlier = copy.copy(run)
+        earlier.p = run.old
+        steps = [
+            flatten({name: b[name] - a[name] for name in a}) for a, b in ((run.old, run.p), (run.p, after.p))
+        ]
+        share = float(steps[0] @ steps[1] / (steps[0] @ steps[0]))
+        repeated = {name: share * (tensor - run.old[name]) for name, tensor in run.p.items()}
+        rest = {name: tensor - repeated[name] for name, tensor in after.p.items()}
+        values = group_parameters(run.p)["value"]
+        norms = [
+            float(flatten({name: some[name][rows] for name, rows in values.items()}).norm())
+            for some in (earlier.gradients(batches[-1])[1], grads)
+        ]
+        places = {
+            name: {each: t.lerp(after.p[each], part) for each, t in run.p.items()}
+            for name, part in FRACTIONS.items()
+        }
+        places |= {
+            "after": after.p,
+            "repeated": {name: tensor + repeated[name] for name, tensor in run.p.items()},
+            "new": rest,
+        }
+        numbers = {"before_loss": before}
+        numbers |= {f"{name}_loss": run.look(batches[0], p)[0] for name, p in places.items()}
+        numbers |= {
+            "cosine": float(F.cosine_similarity(*steps, dim=0)),
+            "norm": float(flatten(grads).norm()),
+            "earlier_value_norm": norms[0],
+            "value_norm": norms[1],
+        }
+        yield known | digits(numbers)
+
+
+def flatten(tensors: Tensors) -> Tensor:
+    """Return all elements as one vector."""
+    return torch.cat([tensor.flatten() for tensor in tensors.values()])
 
 
 def group_parameters(p: Tensors) -> dict[str, dict[str, slice]]:
@@ -382,6 +429,7 @@ ROWS = {
     "causes": cause_rows,
     "steps": step_rows,
     "parts": part_rows,
+    "fractions": fraction_rows,
     "scales": scale_rows,
     "settings": setting_rows,
 }

@@ -523,7 +523,7 @@
             slider.value = index;
             const whole = point[0] === Math.round(point[0]);
             facts.textContent = `${whole ? `After update ${point[0]}` : `On the way to update ${Math.ceil(point[0])}`}: loss ${point[1].toFixed(2)}, ` +
-                `length ${length.toFixed(1)}, spread ${point[4].toFixed(1)}, ratio ${(length / point[4]).toFixed(1)}.`;
+                `length ${point[5].toFixed(1)}, spread ${point[4].toFixed(1)}, ratio ${(point[5] / point[4]).toFixed(1)}.`;
             place.dataset.loss = String(point[1]);
         }
 
@@ -554,21 +554,25 @@
 
         const reply = element('p', { role: 'status' });
         function answer(words) {
-            return button(words, function () {
+            const made = button(words, function () {
+                answers.forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
                 const [before, quarter, half, end] = [8, 6, 5, 0].map(function (back) { return points[worst - back][1].toFixed(2); });
                 reply.textContent = `${words === 'stayed' ? 'Yes: it' : 'No: it'} hardly changes, because LayerNorm hides the length: ` +
                     `${before} before, ${quarter} now, ${half} at half the length, and ${end} at the end.`;
                 go(worst - 8);
                 play();
             });
+            return made;
         }
+
+        const answers = ['fallen', 'stayed', 'risen'].map(answer);
 
         function jump(words, index) { return button(words, function () { go(index); }); }
         place.replaceChildren(
             element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop), jump('After update 14', worst - 8),
                 jump('After 15', worst), jump('After 16', worst + 8)),
             element('div', { class: 'player-buttons' }, 'When update 15 has shortened the vector by a quarter, has the loss',
-                answer('fallen'), answer('stayed'), answer('risen'), '?'), reply,
+                ...answers, '?'), reply,
             element('div', { class: 'unlearning plane-first' }, plane, chart), slider, facts, bars, place.querySelector('figcaption'));
         show(begin);
         play();

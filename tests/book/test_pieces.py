@@ -344,6 +344,13 @@ def test_path_record_has_the_jump_and_the_turn():
     before, after, back = (float(points[at]["loss"]) for at in (14.0, 15.0, 16.0))
     assert after > math.log(256) > before and abs(back - before) < 0.1
     assert float(points[14.0]["along_size"]) > 0 > float(points[15.0]["along_size"])
+    (row,) = (
+        row
+        for row in record.rows("unlearning_fractions")
+        if (row["size"], row["seed"]) == ("small", "8") and row["warm_up"] == "1"
+    )
+    for name, at in (("before", 14.0), ("eighth", 14.125), ("half", 14.5), ("after", 15.0)):
+        assert float(row[f"{name}_loss"]) == pytest.approx(float(points[at]["loss"]), abs=0.01)
 
 
 @needs_browser
@@ -400,6 +407,7 @@ def test_vector_stops_at_the_jump_and_play_continues(browser, site):
     assert "No: it hardly changes" in browser.run(
         "document.querySelector('[data-player=unlearning]').innerText"
     )
+    assert browser.run("document.querySelector('.player-buttons [aria-pressed=true]').innerText") == "risen"
     browser.run("new Promise(done => setTimeout(done, 400))")
     assert float(browser.run(loss)) == most, "it does not play past the jump"
     browser.run(

@@ -375,9 +375,9 @@ def one_row() -> str:
     )  # fmt: skip
     S, delta = S + online_steps.arrays()["mask"][QUERY], float(of["delta"][QUERY])
     rows = (
-        ("S", "q·k/√d + M", S, f"A score for each of the {len(S)} keys: the product of this query with the key, times {scale:g}, plus the mask."),
-        ("P", "softmax", P, f"Softmax: weights that add up to {P.sum():g}. Key {P.argmax()} has the largest, {P.max():.2f}."),
-        ("O", "P V", O, f"The output: the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
+        ("S", "q·k/√d + M", S, f"Each of the {len(S)} keys has a score: the dot product of this query with the key, times {scale:g}, plus the mask."),
+        ("P", "softmax", P, f"Softmax turns the scores into weights that add up to {P.sum():g}. Key {P.argmax()} has the largest, {P.max():.2f}."),
+        ("O", "P V", O, f"The output is the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
         ("dO", "arrives", dO, "The backward pass begins with the gradient of the output."),
         ("dP", "dO·v", dP, f"The product of dO with each value is the gradient of a weight. The mean of these gradients, weighted by P, is delta, {delta:.2f}, which is also the dot product of dO and O."),
         ("dS", "P (dP − D)", dS, f"Softmax's backward pass: each weight times the difference between its gradient and delta, D. The score of key {dS.argmax()} has the largest gradient, that of key {dS.argmin()} the lowest; the gradients add up to {abs(round(dS.sum(), 5)):g}."),

@@ -29,7 +29,7 @@ def descend(gradient, steps=400, rate=0.5):
 
 
 (loss, mean, deviation), (half_loss, half_mean, half_deviation) = descend(right), descend(by_diagonal)
-print("         by the gradient   by the diagonal's")
+print("       LayerNorm's gradient  diagonal formula")
 print("  step     loss     mean      loss     mean")
 for step in (0, 1, 2, 5, 10, 20, 50, 100, 200, 400):
     print(f"{step:6} {loss[step]:8.3f} {mean[step]:8.3f}  {half_loss[step]:8.3f} {half_mean[step]:8.3f}")

@@ -1,7 +1,7 @@
 """Charts of numbers from NumPy, from recorded outputs and from the record `museum_curves`; none needs torch."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -281,7 +281,7 @@ def saving_less() -> str:
     )
 
 
-def descent(column: int, name: str) -> str:
+def descent(column: int, name: str, ticks: Sequence[float]) -> str:
     """One quantity of both rows of the recorded descent over the steps; on logarithmic axes there is no step 0."""
     lines = re.findall(r"^ +\d.*$", outputs.load("row_descent").text, re.M)
     rows = [row for row in ([float(number) for number in line.split()] for line in lines) if row[0]]
@@ -290,11 +290,11 @@ def descent(column: int, name: str) -> str:
         f"{name} over {rows[-1][0]:.0f} steps: it ends at {ends[0]:g} by the gradient and at {ends[1]:g} by "
         "the diagonal formula.",
         [
-            Series("gradient", [(row[0], row[column]) for row in rows], width=2.6),
-            Series("diagonal", [(row[0], row[column + 2]) for row in rows], "--"),
+            Series("LayerNorm's gradient", [(row[0], row[column]) for row in rows], width=2.6),
+            Series("diagonal formula", [(row[0], row[column + 2]) for row in rows], "--"),
         ],
         Axis("step"),
-        Axis(name),
+        Axis(name, ticks={tick: f"{tick:g}" for tick in ticks}),
     )
 
 
@@ -347,6 +347,6 @@ FILES = svgs(
     one_moves_all, rms_moves, gradient_parts, softmax_row, wrong_dq, merging, relu_ways, folds, kept_by_way, balance,
     tape_height, differences, cancellation, saving_less, one_is_wrong, wrong_losses,
 ) | {
-    "descent_loss.svg": lambda: descent(1, "loss"),
-    "descent_mean.svg": lambda: descent(2, "mean of the row"),
+    "descent_loss.svg": lambda: descent(1, "loss", (1, 2, 4, 8)),
+    "descent_mean.svg": lambda: descent(2, "mean of the row", (0.1, 1, 10)),
 }  # fmt: skip

@@ -280,7 +280,8 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
         text = "".join(text.splitlines(keepends=True)[first - 1 : last])
         text = picked(text, columns.split(",")) if columns else text
         where = f"Lines {first} to {last}" if first < last else f"Line {first}"
-        source = f"{where}, {source[0].lower()}{source[1:]}"
+        shown_above = f"```output {name} " in fence.string[: fence.start()]
+        source = f"{where} of the same run." if shown_above else f"{where}, {source[0].lower()}{source[1:]}"
     kind = "text" if columns_width(text) > PHONE else "text,wraps"
     return f'{ticks}{kind}\n{folded(text)}{ticks}\n\n<p class="output-source">{source}</p>'
 

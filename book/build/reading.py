@@ -74,6 +74,7 @@ def skip_note(src: Path, page: str) -> str:
     home = next((each for each in (f"{folder}/{folder}.md", "introduction.md") if each in pages(src)), None)
     if home is None:
         raise LookupError(f"no page that {page} belongs to")
+    place = "It belongs to" if home.startswith(folder) else "See the tracks in the"
     target = os.path.relpath(Path(home).with_suffix(".html"), Path(page).parent)
     link = f'<a href="{target}">{html.escape(pages(src)[home])}</a>'
-    return f'<p class="skip"><strong>Deep dive:</strong> you can skip this page on a first reading. It belongs to {link}.</p>'
+    return f'<p class="skip"><strong>Deep dive:</strong> you can skip this page on a first reading. {place} {link}.</p>'

@@ -260,10 +260,10 @@ def cancellation() -> str:
     ways = {"in order": "-", "after": "--", "one-pass variance": ":"}
     told = "; ".join(f"{way}: {', '.join(f'{error:.1e}' for _, error in errors[way])}" for way in ways)
     return plot(
-        f"Errors in float32 where the mean of a row is 1, 10, 100 and 1000 deviations. {told}",
+        f"Errors in float32 where the mean of a row is 1, 10, 100 and 1000 standard deviations. {told}",
         [Series(way, errors[way], dash) for way, dash in ways.items()],
-        Axis("mean of a row, in deviations"),
-        Axis("error, of the largest output"),
+        Axis("mean of a row, in standard deviations"),
+        Axis("error / largest output"),
     )
 
 

@@ -25,7 +25,7 @@ USUAL = (
     "gradcheck float64", "gradcheck float32", "allclose on ones", "square shapes", "opcheck", "random directions", "repeat runs",
 )  # fmt: skip
 """Columns of the record: what people run."""
-CALLS = "gradcheck, more calls"
+CALLS = "gradcheck in more calls"
 CHECKS = (*USUAL, CALLS, "check_backward")
 EDITS = 6
 STATES = {"found": "finds it", "missed": "misses it", "unfit": "rejects the correct version too"}
@@ -119,11 +119,24 @@ def diff(before: str, after: str) -> list[list[str]]:
     return [[sign, text] for (sign, _), text in zip(changed, bare, strict=True)]
 
 
+def changed_size(before: str, after: str) -> int:
+    """How many characters the lines have that an edit takes away and adds."""
+    return sum(len(text) for _, text in diff(before, after))
+
+
+def wrong_lines(code: str, corrected: Sequence[str]) -> list[int]:
+    """The lines of a wrong version that its smallest correction changes; none where that only adds lines."""
+    lines, right = code.splitlines(), min(corrected, key=lambda other: changed_size(code, other))
+    changes = difflib.SequenceMatcher(None, lines, right.splitlines()).get_opcodes()
+    places = [place for kind, begin, end, *_ in changes if kind != "equal" for place in range(begin, end)]
+    return [place for place in places if lines[place].strip()]
+
+
 def choices(bug: Version, others: Sequence[Version]) -> list[Version]:
     """The solution and the five versions that differ least from a wrong one, in an order that gives nothing away."""
     solution = next(version for version in others if version.kind == "solution")
     rest = [version for version in others if version.kind != "solution" and version.code != bug.code]
-    rest.sort(key=lambda version: (sum(len(text) for _, text in diff(bug.code, version.code)), version.name))
+    rest.sort(key=lambda version: (changed_size(bug.code, version.code), version.name))
     return sorted(
         [solution, *rest[: EDITS - 1]], key=lambda version: crc32((bug.name + version.name).encode())
     )
@@ -133,7 +146,8 @@ def verdict(row: Row) -> dict:
     """What the page says of an edit."""
     seen = [name for name in USUAL if row[name] == "1"]
     said = row["said"].rstrip(".") + "." * bool(row["said"])
-    return {"right": row["check_backward"] == "0", "seen": seen, "try": row["try"], "said": said}
+    right, stricter = row["check_backward"] == "0", row["try"] == "infinite gradient"
+    return {"right": right, "stricter": stricter, "seen": seen, "try": row["try"], "said": said}
 
 
 def verdict_of_bug(row: Row) -> dict:
@@ -155,7 +169,7 @@ def bugs() -> list[dict]:
         name, report = row["version"], reported[row["version"]]
         entries.append({
             "name": report["title"], "code": "\n\n".join([report["wrong"], *report["called"]]), "story": report["story"],
-            "effect": "", "edits": [], "report": f"{name} ({report['year']})", "correction": diff(report["wrong"], report["right"]),
+            "effect": "", "edits": [], "lines": [], "report": f"{name} ({report['year']})", "correction": diff(report["wrong"], report["right"]),
             "source": f"https://github.com/{name.replace('#', '/issues/')}", **verdict_of_bug(row),
             "raises": report.get("raises", False),
         })  # fmt: skip
@@ -163,13 +177,15 @@ def bugs() -> list[dict]:
         others = by_gate[row["gate"]]
         bug = next(version for version in others if version.name == row["version"])
         story = stories[bug.name]
+        chosen = choices(bug, others)
         edits = [
             {"diff": diff(bug.code, version.code), **verdict(known[version.gate, version.name])}
-            for version in choices(bug, others)
+            for version in chosen
         ]
+        corrected = [version.code for version, edit in zip(chosen, edits, strict=True) if edit["right"]]
         entries.append({
             "name": title(bug.name), "code": textwrap.dedent(bug.code), "story": story.story,
-            "effect": story.effect, "source": story.source, "edits": edits, **verdict_of_bug(row),
+            "effect": story.effect, "source": story.source, "edits": edits, "lines": wrong_lines(bug.code, corrected), **verdict_of_bug(row),
         })  # fmt: skip
     return entries
 
@@ -200,8 +216,11 @@ def matrix() -> str:
         name = html.escape(bug["name"]) + " ⚑" * bool(sources.get(row["version"]))
         raises = ' class="raises"' * bug["raises"]
         lines.append(f'<tr{raises}><th scope="row">{name}</th>{cells}</tr>')
-    lines.append(f"</tbody><tfoot>{total}</tfoot></table>")
-    data = json.dumps({"checks": CHECKS, "states": STATES, "bugs": entries}, ensure_ascii=False)
+    whole = f'<tr class="total whole"><th scope="row">of all {len(every())}</th>{totals}</tr>'
+    lines.append(f"</tbody><tfoot>{total}{whole}</tfoot></table>")
+    data = json.dumps(
+        {"checks": CHECKS, "compared": CALLS, "states": STATES, "bugs": entries}, ensure_ascii=False
+    )
     data = data.replace("</", "<\\/")
     return "\n".join(lines) + f'\n<script type="application/json" class="catches-data">{data}</script>'
 
@@ -229,7 +248,7 @@ def kinds_table() -> str:
         seen = [str(sum(finds(row, check) for row in rows)) for check in (USUAL[0], CALLS)]
         lines.append([kind[0], KINDS[kind[0]][0], str(len(rows)), *seen])
     return table(
-        ["kind", "a call that shows it", "bugs", "found by one call of gradcheck", "by more calls"],
+        ["kind", "a call that shows it", "bugs", "found by one call of gradcheck", "by one or more calls"],
         lines,
         "llrrr",
     )

@@ -45,7 +45,9 @@ def ideal() -> str:
         "and 60 to 75 percent at 32,768 positions to above 95 percent on two GPUs and about 90 on four.",
         series,
         Axis("positions", ticks={float(length): f"{length // 1024}k" for length in lengths}),
-        Axis("of the ideal", False, (0.5, 1), {value / 10: f"{value * 10}%" for value in range(5, 11)}),
+        Axis(
+            "speed, of the ideal", False, (0.5, 1), {value / 10: f"{value * 10}%" for value in range(5, 11)}
+        ),
     )
 
 

@@ -117,6 +117,12 @@ def count_all(*checks: str, first: str = "") -> int:
     return count([row for row in gradcheck_matrix.every() if first in ("", row["try"])], checks)
 
 
+def count_strided(first: str) -> int:
+    """How many of those gradgradcheck finds, given gradients that are not contiguous."""
+    rows = [row for row in gradcheck_matrix.every() if row["try"] == first]
+    return sum(gradcheck_matrix.calls_of(row["version"])["gradgradcheck strided"] == "1" for row in rows)
+
+
 def count(rows: Sequence[Row], checks: Sequence[str]) -> int:
     """How many at least one of the checks finds; without any, how many there are."""
     return sum(not checks or any(gradcheck_matrix.finds(row, name) for name in checks) for row in rows)

@@ -1,8 +1,8 @@
 """What gradcheck finds in other calls: in the wrong backward passes of puzzle 21 and of public reports, and in correct ones of each.
 
 `python -m book.measure gradcheck_calls`; a CPU is enough. A row says which common checks object to a function, and in which of the
-calls of `book/examples/gradcheck_calls.py` gradcheck does, if it accepts the plain one. A check that objects to the correct function
-finds nothing in its wrong ones.
+calls of `book/examples/gradcheck_calls.py` gradcheck does, if it accepts the plain one. "gradgradcheck strided" is PyTorch's own call with
+gradients that are not contiguous. A check that objects to the correct function finds nothing in its wrong ones.
 """
 
 import warnings
@@ -54,6 +54,19 @@ def find_calls(problem: Problem) -> str:
     return "; ".join(name for name in calls if name not in unfit)
 
 
+def accepts_strided(problem: Problem) -> bool:
+    """Whether gradgradcheck accepts a function when the gradients that it passes to `backward` are not contiguous."""
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        return compute_outputs(problem.function, [*inputs])[0]
+
+    torch.manual_seed(0)
+    try:
+        return torch.autograd.gradgradcheck(run, problem.inputs(), gen_non_contig_grad_outputs=True)
+    except Exception:
+        return False
+
+
 def rows() -> Iterator[dict]:
     """A row for each function."""
     cases, faults = import_cases("zoo_cases"), import_cases("faults")
@@ -71,6 +84,7 @@ def rows() -> Iterator[dict]:
                 "version": asked.name,
                 **usual,
                 "opcheck": int(opcheck(asked.make(), problem.inputs())),
+                "gradgradcheck strided": int(not accepts_strided(problem)),
                 "calls": "" if usual["gradcheck float64"] else find_calls(problem),
             }
 

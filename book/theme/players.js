@@ -274,16 +274,31 @@
         return names.length < 2 ? names.join('') : `${names.slice(0, -1).join(', ')} and ${names[names.length - 1]}`;
     }
 
-    // What the checks say of a version: one sentence for the usual ones, one for check_backward.
-    function verdictOf(version) {
+    // The code as lines that can be clicked.
+    function codeLines(text, choose) {
+        const lines = text.split('\n').map(function (line, i) {
+            const made = codeBlock(`${line}\n`).firstChild;
+            made.addEventListener('click', function () { choose(i, made); });
+            return made;
+        });
+        return element('pre', { class: 'catches-lines' }, ...lines);
+    }
+
+    // What the usual checks say of a version.
+    function usualOf(version) {
         const usual = version.seen.length ? `${listed(version.seen)} find${version.seen.length === 1 ? 's' : ''} a mistake.`
             : 'None of the seven usual checks finds a mistake.';
         const unfit = (version.unfit || []).length ? ` ${listed(version.unfit)} reject${version.unfit.length === 1 ? 's' : ''} the correct version too.` : '';
+        return `${usual[0].toUpperCase()}${usual.slice(1)}${unfit}`;
+    }
+
+    // What gradcheck says of it in other calls, and what check_backward says.
+    function diagnosisOf(version) {
         const calls = !version.calls ? ''
-            : ` gradcheck finds it in ${version.calls.includes(';') ? 'other calls' : 'another call'}: ${version.calls.replaceAll(';', ',')}.`;
+            : `gradcheck finds it in ${version.calls.includes(';') ? 'other calls' : 'another call'}: ${version.calls.replaceAll(';', ',')}. `;
         const own = version.right ? 'check_backward accepts it.'
             : `check_backward rejects it in the kind of call “${version.try}”${version.said ? `: ${version.said}` : '.'}`;
-        return `${usual[0].toUpperCase()}${usual.slice(1)}${unfit}${calls} ${own}`;
+        return `${calls}${own}`;
     }
 
     // The lines that an edit takes away and adds.
@@ -296,7 +311,7 @@
     function catches(place) {
         const table = place.querySelector('table.catches');
         const data = JSON.parse(place.querySelector('.catches-data').textContent);
-        const mended = new Set();
+        const mended = new Set(), compared = data.checks.indexOf(data.compared);
         const said = element('p', { role: 'status', class: 'catches-said' });
         const dialog = element('dialog', { class: 'catches-dialog', 'aria-label': 'A wrong backward pass' });
         const grid = [];
@@ -329,7 +344,7 @@
         function isFound(r, column) { return grid[r][column + 1].parentNode.className.includes('found'); }
 
         function show(column) {
-            const shown = shownBugs(), totals = [...table.querySelectorAll('tr.total')];
+            const shown = shownBugs(), totals = [...table.querySelectorAll('tr.total:not(.whole)')];
             table.dataset.shown = String(column + 1);
             [...bugRows, ...totals].forEach(function (row) {
                 [...row.cells].forEach(function (cell, c) { cell.classList.toggle('to-come', c > column + 1); });
@@ -338,7 +353,8 @@
             totals.forEach(function (row) {
                 [...row.cells].forEach(function (cell, c) { cell.textContent = c ? counts[c - 1] : `finds, of ${shown.length}`; });
             });
-            said.textContent = `${data.checks[column]} finds ${counts[column]} of ${shown.length}.${mended.size ? ` You have fixed ${mended.size}.` : ''}`;
+            const told = Math.min(column, compared);
+            said.textContent = `${data.checks[told]} finds ${counts[told]} of ${shown.length}.${mended.size ? ` You have fixed ${mended.size}.` : ''}`;
         }
 
         function play() {
@@ -355,6 +371,7 @@
         // `asked` is the column of a clicked square; the dialog says first whether that check finds the mistake.
         function open(number, asked) {
             const bug = data.bugs[number];
+            const game = bug.edits.length > 0, finding = bug.lines.length > 0;
             const answer = asked ? [element('p', {}, element('strong', {}, data.checks[asked - 1]),
                 ` ${data.states[grid[number][asked].parentNode.classList[0]].replace(' it', ' this mistake')}.`)] : [];
             clearInterval(timer);
@@ -362,23 +379,35 @@
             const verdict = element('div', { role: 'status', class: 'catches-verdict' });
             const links = bug.source ? [bug.report ? '' : ' A public report of a similar mistake: ',
                 element('a', { href: bug.source }, bug.report || bug.source.replace('https://', '')), '.'] : [];
-            // What goes wrong would give the bug away, so it is told after the first choice.
+            // The name and what goes wrong would give the bug away: they are told after the first choice of an edit, the edits after the line.
             const effect = element('p', {}, ...withCode(bug.effect), ...links);
-            effect.hidden = !bug.report;
+            const title = element('strong', {}, game ? bug.name.split(':')[0] : bug.name);
+            const ask = element('strong', { role: 'status' }, 'Click on the line that is wrong.');
+            const choices = element('div', { class: 'catches-choices' });
+            function showEdits(words) {
+                ask.textContent = `${words}Choose an edit that fixes it; there may be several. Green: check_backward accepts the edit; orange: it does not.`;
+                choices.hidden = false;
+                skip.hidden = true;
+            }
+            const skip = button('Show the six edits', function () { showEdits(''); });
+            effect.hidden = choices.hidden = game;
             const edits = element('div', { class: 'catches-edits' }, ...(bug.report
                 ? [element('p', {}, ...withCode(bug.story)), element('strong', {}, 'The correction:'), element('div', { class: 'correction' }, diffOf(bug.correction)), effect]
-                : [effect, element('strong', {}, 'Choose an edit that fixes it; there may be several. Green: check_backward accepts the edit; orange: it does not.')]), verdict);
+                : [ask, skip, effect, choices]), verdict);
             bug.edits.forEach(function (edit, i) {
                 const made = element('button', { type: 'button', 'aria-pressed': 'false', 'aria-label': `edit ${i + 1}: ` +
                     edit.diff.filter(function ([sign]) { return sign === '+'; }).map(function ([, text]) { return text; }).join('; ') },
                     diffOf(edit.diff));
                 made.addEventListener('click', function () {
-                    edits.querySelectorAll('button').forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
+                    choices.querySelectorAll('button').forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
                     made.after(verdict);
                     effect.hidden = false;
+                    title.textContent = bug.name;
                     made.classList.add(edit.right ? 'right' : 'wrong');
                     verdict.className = `catches-verdict ${edit.right ? 'right' : 'wrong'}`;
-                    verdict.replaceChildren(element('p', {}, `${edit.right ? 'Fixed.' : 'Still wrong.'} ${verdictOf(edit)}`));
+                    verdict.replaceChildren(element('p', {}, `${edit.right ? 'Fixed.'
+                        : edit.stricter ? 'As PyTorch’s own dropout, which makes NaN of infinity times zero too; check_backward is stricter.'
+                            : 'Still wrong.'} ${usualOf(edit)} ${diagnosisOf(edit)}`));
                     if (edit.right) {
                         mended.add(number);
                         bugRows[number].classList.add('mended');
@@ -388,18 +417,25 @@
                     verdict.scrollIntoView({ block: 'nearest' });
                     place.dataset.mended = String(mended.size);
                 });
-                edits.append(made);
+                choices.append(made);
             });
+            if (game && !finding) { showEdits('A line is missing. '); }
             const shown = shownBugs();
             const step = function (by) { return function () { open(shown[(shown.indexOf(number) + by + shown.length) % shown.length], asked); }; };
-            const code = codeBlock(bug.code), held = dialog.open ? document.activeElement.textContent : '';
+            const code = !finding ? codeBlock(bug.code) : codeLines(bug.code, function (line, made) {
+                const right = bug.lines.includes(line);
+                made.classList.add(right ? 'right' : 'wrong');
+                if (right) { showEdits('Yes: a correction changes this line. '); } else if (choices.hidden) { ask.textContent = 'No, not this line. Click on another.'; }
+            });
+            const held = dialog.open ? document.activeElement.textContent : '';
             code.tabIndex = 0;
             const buttons = [button('Back', step(-1)), button('Next', step(1)), button('Close', function () { dialog.close(); })];
             dialog.replaceChildren(
-                element('div', { class: 'player-buttons' }, element('strong', {}, bug.name), `${shown.indexOf(number) + 1} of ${shown.length}`, ...buttons),
+                element('div', { class: 'player-buttons' }, title, `${shown.indexOf(number) + 1} of ${shown.length}`, ...buttons),
                 ...answer,
                 element('div', { class: 'catches-bug' },
-                    element('div', {}, code, element('p', { class: 'catches-note' }, helpersIn(bug.code)), element('p', {}, verdictOf(bug))), edits));
+                    element('div', {}, code, element('p', { class: 'catches-note' }, helpersIn(bug.code)), element('p', {}, usualOf(bug)),
+                        game ? element('details', {}, element('summary', {}, 'A hint: what other checks say'), element('p', {}, diagnosisOf(bug))) : element('p', {}, diagnosisOf(bug))), edits));
             if (!dialog.open) { dialog.showModal(); }
             // Whoever leafs with Next keeps it under the finger; everybody else begins at the code.
             (buttons.find(function (made) { return made.textContent === held; }) || code).focus({ preventScroll: true });

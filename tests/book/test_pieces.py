@@ -192,20 +192,36 @@ def test_square_opens_its_bug_and_edit_shows_the_result(browser, site):
         browser.run(
             f"document.querySelectorAll('.catches tbody tr:not(.kind)')[{number}].cells[9].firstChild.click()"
         )
-        assert bugs[number]["name"] in browser.run("document.querySelector('.catches-dialog').innerText")
+        dialog = browser.run("document.querySelector('.catches-dialog').innerText")
+        operation, _, mistake = bugs[number]["name"].partition(": ")
+        assert operation in dialog and mistake not in dialog, "it would give the bug away"
         description = browser.run("document.querySelector('.catches-dialog > p').innerText")
         assert description == "check_backward finds this mistake."
         effect = "document.querySelector('.catches-edits > p').checkVisibility()"
         assert browser.run(effect) is False, "it would give the bug away"
         if number == reported:
             assert browser.run("document.activeElement.tagName") == "PRE"
+        hint, choices = (
+            f"document.querySelector('.catches-bug {part}')" for part in ("details", ".catches-choices")
+        )
+        assert browser.run(f"{hint}.open") is False and browser.run(f"{choices}.checkVisibility()") is False
+        lines = "document.querySelectorAll('.catches-lines > code')"
+        for line, answer in (
+            (0, "No, not this line."),
+            (bugs[number]["lines"][0], "Yes: a correction changes"),
+        ):
+            browser.run(f"{lines}[{line}].click()")
+            assert browser.run("document.querySelector('.catches-edits strong').innerText").startswith(answer)
+        assert browser.run(f"{choices}.checkVisibility()") is True
         for index, edit in enumerate(bugs[number]["edits"]):
-            browser.run(f"document.querySelectorAll('.catches-edits button')[{index}].click()")
+            browser.run(f"document.querySelectorAll('.catches-choices button')[{index}].click()")
             message = browser.run("document.querySelector('.catches-verdict').innerText")
-            assert message.startswith("Fixed." if edit["right"] else "Still wrong.")
+            wrong = "As PyTorch’s own dropout" if edit["stricter"] else "Still wrong."
+            assert message.startswith("Fixed." if edit["right"] else wrong)
             assert (
                 edit["said"] in " ".join(message.split()) and browser.run(is_visible) and browser.run(effect)
             )
+        assert bugs[number]["name"] in browser.run("document.querySelector('.catches-dialog').innerText")
     assert browser.run("document.querySelector('[data-player=catches]').dataset.mended") == "3"
     assert browser.run("document.querySelector('.catches-said').innerText").endswith(" You have fixed 3.")
     assert browser.run("document.querySelectorAll('.catches tr.mended').length") == 3
@@ -217,9 +233,10 @@ def test_matrix_plays_and_works_by_keyboard(browser, site):
     browser.resize(PHONE)
     browser.open(site / GRADCHECK)
     browser.wait_for("document.querySelector('.catches').dataset.shown === '9'")
-    assert (
-        browser.run("document.querySelector('.catches-said').innerText") == "check_backward finds 39 of 39."
-    )
+    said = browser.run("document.querySelector('.catches-said').innerText")
+    assert said == "gradcheck in more calls finds 30 of 39."
+    totals = browser.run("document.querySelector('.catches thead .total').innerText").split()
+    assert totals[-2:] == ["30", "39"], "check_backward finds all"
     fits = "document.querySelector('.catches').scrollWidth <= document.querySelector('.catches').closest('figure').clientWidth"
     assert browser.run(fits)
     browser.run("document.querySelector('.catches button').focus()")
@@ -246,6 +263,8 @@ def test_matrix_begins_with_what_gradcheck_does_not_find(browser, site):
     for part in ("thead .total", "tfoot"):
         totals = f"document.querySelector('.catches {part}').innerText.split(/\\s+/).join(' ')"
         assert browser.run(totals).startswith(f"finds, of {len(accepted)} 0 ")
+    whole = "document.querySelector('.catches .whole')"
+    assert browser.run(f"{whole}.innerText").split()[:4] == ["of", "all", "70", "31"]
     browser.run(PRESS.format("Let me try one"))
     names = [bugs[number]["name"] for number in accepted if bugs[number]["edits"]]
     assert browser.run("document.querySelector('[data-player=catches]').dataset.open") in names
@@ -260,6 +279,7 @@ def test_matrix_begins_with_what_gradcheck_does_not_find(browser, site):
     assert description == "gradcheck float64 misses this mistake."
     browser.run("document.querySelector('.catches-dialog').close()")
     browser.run(PRESS.format("Show all 70"))
+    assert browser.run(f"{whole}.checkVisibility()") is False, "both rows of totals would be the same"
     assert len(json.loads(browser.run(visible_rows))) == len(bugs)
     browser.run(PRESS.format("Only"))
     assert json.loads(browser.run(visible_rows)) == accepted and browser.errors == []
@@ -286,6 +306,17 @@ def test_report_opens_with_its_story_and_correction(browser, site):
     )
     description = browser.run("document.querySelector('.catches-dialog > p').innerText")
     assert description == "gradcheck float64 rejects the correct version too." and browser.errors == []
+
+
+def test_gradgradcheck_accepts_a_wrong_function_with_a_strided_gradient():
+    """It compares derivatives of `backward` with slopes of `backward`."""
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    namespace: dict = {}
+    exec(block_of("gradcheck_calls", "silu"), namespace)
+    assert torch.autograd.gradgradcheck(namespace["SiLU"].apply, x, gen_non_contig_grad_outputs=True)
+    strided = torch.testing.make_tensor(3, 5, dtype=x.dtype, device="cpu", noncontiguous=True)
+    wrong, right = (torch.autograd.grad(f(x), x, strided)[0] for f in (namespace["SiLU"].apply, F.silu))
+    assert (wrong - right).abs().max() > 0.1
 
 
 def test_layout_figure_counts_what_a_kernel_reads():

@@ -646,7 +646,7 @@
         const here = shape('circle', { r: 9, class: 'tip' }), picture = element('div', { class: 'climb-picture' });
         const title = element('a', { class: 'climb-title' }), facts = element('p', { role: 'status' }), figure = place.querySelector('figure');
         const slider = element('input', { type: 'range', min: 0, max: stops.length - 1, step: 1, 'aria-label': 'steps done' });
-        let now = 0, frame = 0, frames = 1, timer = null;
+        let now = 0, frame = 0, frames = 1, timer = null, opening = !CALM;
         chart.append(here);
 
         // Without the margins, letters are larger.
@@ -682,31 +682,31 @@
             place.dataset.step = String(index);
         }
 
-        function stop() { clearInterval(timer); timer = null; }
+        function stop() { clearInterval(timer); timer = null; opening = false; }
 
-        function play() {
+        // The first play shows each step once; those that the reader asks for also show the code before it.
+        function play(first) {
             stop();
             if (CALM) { show(stops.length - 1); return; }
-            if (now === stops.length - 1) { show(0, true); }
+            if (now === stops.length - 1) { show(0); }
             timer = setInterval(function () {
                 if (now && frame < frames - 1) { draw(frame + 1); return; }
                 if (now === stops.length - 1) { stop(); return; }
-                show(now + 1, true);
-            }, 1300);
+                show(now + 1, !first);
+            }, first ? 900 : 1300);
         }
 
         function go(index) { stop(); show(index); }
         slider.addEventListener('input', function () { go(Number(slider.value)); });
         dots.forEach(function (dot, index) { dot.addEventListener('click', function () { go(index); }); });
-        place.prepend(element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop),
+        place.prepend(element('div', { class: 'player-buttons' }, button('Play', function () { play(false); }), button('Stop', stop),
             button('Back', function () { go(Math.max(now - 1, 0)); }), button('Next', function () { go(Math.min(now + 1, stops.length - 1)); })));
         figure.prepend(element('div', {}, chart, slider, facts), element('div', { class: 'climb-step' }, title, picture));
-        show(stops.length - 1);
-        let seen = false;
+        show(opening ? 0 : stops.length - 1);
         new IntersectionObserver(function ([entry]) {
-            if (seen && !entry.isIntersecting) { stop(); }
-            seen = entry.isIntersecting;
-        }).observe(place);
+            if (opening && entry.intersectionRatio >= 0.25) { play(true); }
+            if (timer && !entry.isIntersecting) { go(stops.length - 1); }
+        }, { threshold: [0, 0.25] }).observe(place);
     }
 
     const PLAYERS = { 'break-the-gradient': breakTheGradient, 'block-orders': blockOrders, catches, unlearning, scales, climb };

@@ -493,7 +493,12 @@ def test_time_changes_are_described_in_words(before, after, message):
 def test_climb_plays_and_stops_at_a_key(browser, site):
     step = "document.querySelector('[data-player=climb]').dataset.step"
     browser.open(site / WORKLOG)
-    assert browser.run(step) == "12"
+    assert int(browser.run(step)) < 2
+    height = browser.run("document.querySelector('[data-player=climb]').offsetHeight")
+    browser.wait_for(f"{step} === '12'")
+    assert browser.run("document.querySelector('[data-player=climb]').offsetHeight") == height
+    browser.run("new Promise(done => setTimeout(done, 1500))")
+    assert browser.run(step) == "12", "it plays once"
     browser.run("document.querySelector('[data-player=climb] button').click()")
     browser.wait_for(f"{step} !== '12'")
     browser.run("document.querySelector('.player input[type=range]').focus()")
@@ -504,6 +509,15 @@ def test_climb_plays_and_stops_at_a_key(browser, site):
     link = browser.run("document.querySelector('.climb-title').hash")
     assert browser.run(f"document.getElementById('{link[1:]}').textContent").startswith("12. ")
     assert browser.run("location.pathname").endswith(WORKLOG) and browser.errors == []
+
+
+@needs_browser
+def test_climb_opens_on_the_last_step_for_reduced_motion(browser, site):
+    features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    browser.call("Emulation.setEmulatedMedia", features=features)
+    browser.open(site / WORKLOG)
+    assert browser.run("document.querySelector('[data-player=climb]').dataset.step") == "12"
+    browser.call("Emulation.setEmulatedMedia", features=[])
 
 
 @needs_browser

@@ -90,7 +90,8 @@ def steps() -> dict[str, str]:
     return {
         "statistics": vectors({"input": x, "x_hat": x_hat}, f"mean = {mean:.4f}, rstd = {rstd:.4f}"),
         "db": vectors({"dy": dy, "grad_bias after all rows": truth["grad_bias"]}),
-        "dW": vectors({"ln_out": ln_out, f"dy[0] = {dy[0]:.3f} times ln_out": dy[0] * ln_out}),
+        "dW": vectors({"ln_out": ln_out, f"dy[0] = {dy[0]:.3f} times ln_out": dy[0] * ln_out})
+        + drawings.outer_product(dy, ln_out),
         "dgamma": vectors({"dln": dln, "x_hat": x_hat, "dln * x_hat": dln * x_hat}),
         "dx": vectors(
             {"g": g, "g - c2": g - c2, "x_hat * c1": x_hat * c1, "dx": truth["grad_input"][row]},

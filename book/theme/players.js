@@ -226,7 +226,7 @@
             held = null;
             const sum = sums[BLOCKS - 1], lost = BLOCKS - sum;
             facts.textContent = lost === 0
-                ? `The sum is ${sum}, as it should be.` + (apart.checked ? ' In every order.' : ' In this order.')
+                ? `The sum is ${sum}, as it should be, in ${apart.checked ? 'every' : 'this'} order.`
                 : `The sum is ${sum} and should be ${BLOCKS}: ${lost} addition${lost === 1 ? ' is' : 's are'} lost.`;
             place.dataset.sum = String(sum);
         }

@@ -424,6 +424,32 @@ def softmax_jacobians() -> str:
     return drawing.svg()
 
 
+def softmax_areas() -> str:
+    """A row of ds as areas: bars as wide as p and as high as dp, between their ends and the weighted mean."""
+    p, dp = np.array((0.5, 0.3, 0.2)), np.array((1, 4, -1))
+    mean = float(p @ dp)
+    ds = p * (dp - mean)
+    drawing = Drawing(
+        252,
+        f"Bars as wide as p, {', '.join(f'{share:g}' for share in p)}, and as high as dp, {', '.join(map(str, dp))}. Their weighted mean is "
+        f"{mean:g}; the areas between the bars' ends and the mean are ds, {', '.join(f'{area:g}' for area in ds)}.",
+    )
+    left, width, unit, zero = 56, 350, 28, 138
+    x = np.concatenate(([0], p.cumsum())) * width + left
+    for at, wide_, height, share, area in zip(x, p * width, dp, p, ds, strict=False):
+        drawing.box(at, zero - max(height, 0) * unit, wide_, abs(height) * unit, shade=0.04)
+        drawing.box(at, zero - max(height, mean) * unit, wide_, abs(height - mean) * unit, shade=0.4, thick=0)
+        for y, words in ((194, f"{share:g}"), (216, str(height)), (238, f"{area:g}")):
+            drawing.text(at + wide_ / 2, y, words.replace("-", "−"))
+    drawing.segment(left, zero, left + width, zero)
+    drawing.segment(left - 6, zero - mean * unit, left + width + 6, zero - mean * unit, thick=2.5)
+    drawing.text(left + width + 10, zero - mean * unit + 5, f"D = {mean:g}", anchor="start")
+    drawing.text(left - 8, zero + 5, "0", anchor="end")
+    for y, words in ((194, "p"), (216, "dp"), (238, "ds")):
+        drawing.text(left - 8, y, words, anchor="end")
+    return drawing.svg()
+
+
 def five_products() -> str:
     """The products of attention, forward and backward, to scale; a factor that is read transposed is shaded."""
     sides = {"S": 56, "T": 84, "d": 48}
@@ -692,7 +718,7 @@ def lost_addition() -> str:
 
 FILES = svgs(
     two_halves, through_memory, backward_flow, normalisations, block_orders, glossary, two_stage, two_passes,
-    fast_block, backend_path, softmax_jacobians, five_products, delta_twice, three_paths, blocks_add, gpt, callers, lost_addition,
+    fast_block, backend_path, softmax_jacobians, softmax_areas, five_products, delta_twice, three_paths, blocks_add, gpt, callers, lost_addition,
 ) | {
     "ramp_map.svg": map_picture, "ramp_index.svg": index_picture, "ramp_reduce.svg": reduce_picture,
     "ramp_stages.svg": stages_picture, "tape_of_gpt.svg": tape,

@@ -73,7 +73,7 @@ def main():
         printer = load_module(get_solutions() / "p26" / "printer.py")["Printer"](write=written.append)
         torch.compile(residual, backend=printer)(x, w, b)
         kernels, calls = count(lambda x: residual(x, w, b), x)
-        print(f"{written[0]}\nInductor: {kernels} kernels, {calls} call of a library")
+        print(f"{written[0]}\nInductor: {kernels} kernels, {calls} library call")
         return
     for words, function in (
         ("GELU written out", gelu),
@@ -84,7 +84,7 @@ def main():
     ):
         kernels, calls = count(function, x)
         print(
-            f"{words:<22} {nodes_of(function, x)} in the graph, {kernels} of Inductor's, {calls} of a library"
+            f"{words:<22} operations: {nodes_of(function, x)}, Inductor kernels: {kernels}, library calls: {calls}"
         )
 
 

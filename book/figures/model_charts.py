@@ -135,8 +135,8 @@ def model_table() -> str:
     head = [
         "setting",
         "candidate",
-        "step",
-        "share of `torch.compile`'s time",
+        "time of a step",
+        "relative to `torch.compile`",
         "peak memory",
         "first three steps",
         "loss",

@@ -276,12 +276,12 @@ def tiled_product(shape: tuple[int, int, int] = (3, 4, 3), at: tuple[int, int, i
         stored + each * few - 1, upper + each * (k + 0.5) - 2, tile - 3, upper + each * (k + 0.5) - 2
     )
     for x, lines in (
-        (stored + each * few / 2, ("thread (x, y) reads", "[k0 + y, row0 + x]")),
+        (stored + each * few / 2, ("thread (x, y) reads", "[k0+y, row0+x]")),
         (tile + each * few / 2, ("and writes", "a_tile[x, y]")),
     ):
         drawing.text(x, 186, lines[0], size=12)
         drawing.text(x, 205, lines[1], size=12, code=True)
-    drawing.text((stored + tile + each * few) / 2, 232, "numbers: x of the threads with y = 1", size=12)
+    drawing.text(NARROW - 4, 232, "numbers: x of the threads with y = 1", anchor="end", size=12)
     return drawing.svg()
 
 

@@ -118,7 +118,7 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
         y += heights[name]
     used = {name: words for name, words in CHECKS.items() if any(mark.check == name for mark in every)}
     if any(mark.hidden for mark in every):
-        used["quiet"] = "the first case hides it"
+        used["quiet"] = "first case hides it"
     for number, (name, words) in enumerate(used.items()):
         x, y = 4 + 165 * (number % 3), bottom + 16 + 20 * (number // 3)
         drawing.parts.append(

@@ -539,17 +539,17 @@ def blocks_add() -> str:
 def outer_product(dy: Sequence[float], ln_out: Sequence[float]) -> str:
     """What one block adds to dW: the product of every dy of its row and every ln_out."""
     words = "Each square of dW is the product of the dy to its left and the ln_out above it."
-    drawing = Drawing(36 + 18 * (len(dy) + 1), words)
+    drawing = Drawing(36 + 18 * (len(dy) + 1), words, 350)
     vectors = [[abs(value) for value in vector] for vector in (dy, ln_out)]
     largest = [max(vector) for vector in vectors]
     shares = [[value / most for value in vector] for vector, most in zip(vectors, largest, strict=True)]
-    drawing.text(148, 18, "ln_out", anchor="end")
-    drawing.squares(160, 4, (1, len(ln_out)), 18, lambda _, h: 0.8 * shares[1][h])
-    drawing.text(120, 46, "dy", anchor="end")
-    drawing.squares(130, 33, (len(dy), 1), 18, lambda o, _: 0.8 * shares[0][o])
-    drawing.squares(160, 33, (len(dy), len(ln_out)), 18, lambda o, h: 0.8 * shares[0][o] * shares[1][h])
-    drawing.text(316, 46, "what this block", anchor="start")
-    drawing.text(316, 63, "adds to dW, [O, H]", anchor="start")
+    drawing.text(62, 18, "ln_out", anchor="end")
+    drawing.squares(74, 4, (1, len(ln_out)), 18, lambda _, h: 0.8 * shares[1][h])
+    drawing.text(34, 46, "dy", anchor="end")
+    drawing.squares(44, 33, (len(dy), 1), 18, lambda o, _: 0.8 * shares[0][o])
+    drawing.squares(74, 33, (len(dy), len(ln_out)), 18, lambda o, h: 0.8 * shares[0][o] * shares[1][h])
+    drawing.text(228, 46, "what this block", anchor="start")
+    drawing.text(228, 63, "adds to dW, [O, H]", anchor="start")
     caption = f"{words} The darker a square, the larger its number, whatever its sign."
     return f"<figure>{drawing.svg().strip()}<figcaption>{caption}</figcaption></figure>\n"
 

@@ -1,10 +1,11 @@
-"""The picture and the table of puzzle 24: orders of a grid, and which tiles a window needs of them."""
+"""The pictures and the table of puzzle 24: orders of a grid, and which tiles a window needs of them."""
 
 import functools
 
 import numpy as np
 
-from book.figures.figures import wide
+from book.figures.figures import Drawing, wide
+from book.figures.heroes import runs
 from book.figures.markdown_table import table
 from harness.puzzles.p24 import orders
 from harness.puzzles.p24.counting import count_costs
@@ -24,6 +25,24 @@ def curves(side: int = 16, cell: int = 10) -> str:
         rows, columns = np.divmod(make(side, side), side)
         drawing.polyline(zip(left + cell * columns, 8 + cell * rows, strict=True), thick=1.5)
         drawing.text(left + side * cell / 2, side * cell + 24, name, size=18)
+    return drawing.svg()
+
+
+def masks(side: int = 32, radius: int = 4, tile: int = 16) -> str:
+    """The masks of tiles of two orders of a grid: a row for each tile of queries, a column for each tile of keys."""
+    names, cell = ("row-major", "hilbert"), 3.4
+    needed = [orders.find_window_tiles(orders.ORDERS[name](side, side), side, radius, tile) for name in names]
+    told = [
+        f"{name}: {mask.sum():,} of {mask.size:,} pairs" for name, mask in zip(names, needed, strict=True)
+    ]
+    drawing = Drawing(254, f"Two masks of tiles, pairs to compute in black. {'; '.join(told)}.")
+    for number, (mask, words) in enumerate(zip(needed, told, strict=True)):
+        count = len(mask)
+        left, top = 11 + 240 * number, 6
+        drawing.box(left, top, cell * count, cell * count, thick=1, radius=0)
+        path = runs(np.flatnonzero(mask), count, cell, left, top)
+        drawing.parts.append(f'<path d="{path}" fill="currentColor"/>')
+        drawing.text(left + cell * count / 2, top + cell * count + 22, words, size=13)
     return drawing.svg()
 
 
@@ -52,5 +71,6 @@ def pairs_of(name: str, side: int, radius: int, tile: int) -> int:
 
 FILES = {
     "order_curves.svg": curves,
+    "order_masks.svg": masks,
     "order_ratios.md": ratios,
 }

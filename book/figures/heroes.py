@@ -101,7 +101,7 @@ def one_barrier() -> str:
         )
         drawing.words.append(f"{taken} {with_it}")
     return drawing.hero(
-        "Four warps reverse a row. A box stands for a warp's 32 numbers; its number names the warp that stored them. A GPU may run the warps in this order."
+        "Four warps reverse a row. A box stands for a warp's 32 numbers; its number names the warp that stored them, and ? stands for what the tile contained before. A GPU may run the warps in this order."
     )
 
 

@@ -328,12 +328,16 @@ def rewriting(title: str = "gelu: with x**3") -> str:
         )  # fmt: skip
         drawing.arrow(x + wide / 2, top + high / 2, 412, middle - 24)
         drawing.arrow(412, middle + 24, x + wide / 2, end + high / 2)
-    swept = [shorten(what) for _, what, *_ in reversed(gone)]
+    swept = [(name, shorten(what)) for name, what, *_ in reversed(gone)]
     drawing.words = [
         f"PyTorch passes GELU to the backend as {len(gone)} operations. For an input of {AT:g} the graph returns {values['output']:.4f}.",
         f"The backend runs the {len(gone)} marked nodes on a hundred numbers, and the results agree with GELU's.",
-        f"The new node, {new[0]}, reads {before[0][0]}, and the output now reads {new[0]}. Nothing reads the last node, {swept[0]}, any more.",
-        *(f"The backend erases {earlier}. Now {name} has no reader." for earlier, name in pairwise(swept)),
+        f"The new node, {new[0]}, reads {before[0][0]}, and the output now reads {new[0]}. Nothing reads the last node, {swept[0][1]}, any more.",
+        *(
+            f"The backend erases {call}. "
+            + (f"Now {source} has no reader." if at in inputs_of[name] else f"{source} has no reader either.")
+            for (name, call), (at, source) in pairwise(swept)
+        ),
         f"{len(after)} nodes are left: {', '.join(name for name, *_ in after)}. The graph still returns {values['output']:.4f}.",
     ]
     return drawing.hero(

@@ -247,10 +247,10 @@ def tiled_product(shape: tuple[int, int, int] = (3, 4, 3), at: tuple[int, int, i
     drawing.text(right + cell * columns / 2, top - 8, "B [K, N]")
     drawing.text(right + cell * columns / 2, low + cell * rows + 32, "output [M, N]")
     drawing.text(60, 32, "shared memory")
-    for x, name in ((8, "a_tile"), (64, "b_tile")):
-        drawing.labelled(x, 44, 50, 42, name, code=True, size=12, shade=0.12)
+    for x, name in ((2, "a_tile"), (62, "b_tile")):
+        drawing.labelled(x, 44, 56, 42, name, code=True, size=12, shade=0.12)
     drawing.arrow(left + cell * (k + 0.5), low + cell * row + 2, 34, 88)
-    drawing.arrow(right + cell * column + 2, top + cell * (k + 0.5) - 3, 116, 66)
+    drawing.arrow(right + cell * column + 2, top + cell * (k + 0.5) - 3, 120, 66)
     drawing.arrow(94, 88, right + cell * column + 4, low + cell * row + 4)
     few, each, stored, tile, upper = 4, 26, 250, 374, 58
     drawing.text((stored + tile + each * few) / 2, 18, "A stored transposed: [K, M]")

@@ -4,6 +4,7 @@ The strict build runs it first. Everything goes to book/.cache/generated/, so it
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -119,7 +120,8 @@ FILES: dict[str, Callable[[], str]] = {
 def main() -> None:
     """Writes all files, and beside them which records each was made from."""
     folder = BOOK / ".cache" / "generated"
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # a page that includes a file of an older build must fail
+    folder.mkdir(parents=True)
     made_from: dict[str, list[str]] = {}
     for name, make in FILES.items():
         record.used.clear()

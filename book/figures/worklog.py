@@ -275,7 +275,7 @@ def dx() -> str:
         100, 282,
         ("Before: the sums c1 and c2 read all three, and dx, which needs the sums, reads them again.",
          "2 readings of x, dln and gamma"),
-        ("After: a lane keeps its part of all three. The sums come by shuffles, and dx from registers.",
+        ("After: a lane keeps its part of all three. Shuffles add up the sums, and dx is computed from registers.",
          "1 reading of each"),
     )  # fmt: skip
     return drawing.pair("dx cannot begin before the last element of the row has gone into both sums.")
@@ -286,7 +286,7 @@ def dgamma() -> str:
     slabs, lines, high, wide, left, top = 4, 16, 3, 7, 24, 22
     drawing = Lanes(290, "Atomics of all rows at one sum, then partial sums of slabs.", 480, 3)
     count = slabs * SLAB
-    drawing.text(left, 14, f"{count} rows, 32 columns: a warp goes down", anchor="start", size=14)
+    drawing.text(left, 14, f"{count} rows, 32 columns of one warp", anchor="start", size=14)
     for slab in range(slabs):
         drawing.grid(left, top + (high * lines + 8) * slab, LANES, lines, wide, high)
     bottom = top + (high * lines + 8) * slabs
@@ -451,7 +451,7 @@ def tensor(lane: int = 5) -> str:
         left, below,
         (f"Before: for each k lane {lane} takes two elements of a and two of b for its four results, and multiplies them one by one.",
          "64 instructions of the warp for 2,048 multiply-adds"),
-        (f"After: lane {lane} hands in eight elements of a and four of b. These elements of b are not those of its results' columns: the tensor core distributes them.",
+        (f"After: lane {lane} supplies eight elements of a and four of b. These elements of b are not those of its results' columns: the tensor core distributes them.",
          "1 instruction of the warp for 2,048 multiply-adds"),
     )  # fmt: skip
     return drawing.pair("The number in a result is the lane that holds it. What lane 5 holds is coloured.")
@@ -503,7 +503,7 @@ def epilogue() -> str:
             drawing.text(x + 8, 116, words, anchor="start", size=14)
     with drawing.during(1):
         drawing.arrow(240, 74, 240, 150)
-        drawing.text(248, 116, "y + b", anchor="start", size=14)
+        drawing.text(248, 116, "y", anchor="start", size=14)
     drawing.text(24, 24, "the forward product", anchor="start", size=14)
     columns, rows_, wide, high = WIDTH // constant("BLOCK_COLUMNS"), 8, 30, 10
     drawing.text(24, 212, "blocks of dW: inputs across, outputs down", anchor="start", size=14)
@@ -514,9 +514,9 @@ def epilogue() -> str:
     drawing.frames(
         280, 262,
         ("Before: the output is stored, loaded to add the bias, and stored again. Another launch reads dY once more for db.",
-         "3 trips of y,", "1 more reading of dY"),
-        ("After: the bias is added in registers. The blocks in column 0 have every fragment of dY in registers once, and an mma with ones adds up the fragments.",
-         "1 trip of y,", "db on the way"),
+         "y is moved 3 times,", "dY is read once more"),
+        ("After: the bias is added in registers. The blocks in column 0 have every fragment of dY in registers once, and an mma with ones adds them up.",
+         "y is moved once,", "no extra reading of dY"),
     )  # fmt: skip
     return drawing.pair("After the step, the coloured blocks add up the columns of dY, which gives db.")
 

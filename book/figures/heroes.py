@@ -554,7 +554,7 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
         )
     return drawing.hero(
         f"Black cells are the {tile} queries of a tile, and grey cells are the tiles of keys that they need. Bars count the tiles read so far.",
-        f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells; every fourth tile is shown.",
+        f"The two orders of the grid are each cut into {steps} tiles of {tile} cells; every fourth tile is shown.",
     )
 
 

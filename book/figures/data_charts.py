@@ -105,7 +105,7 @@ def merging() -> str:
         f"weights within each block; shares of A and B: {shares[0]:.2f}, {shares[1]:.2f}": softmax(
             blocks
         ).ravel(),
-        "multiplied by the share of the block: weights in the whole softmax": softmax(blocks.ravel()),
+        "times the block's share: weights in the softmax over both blocks": softmax(blocks.ravel()),
     }
     return rows_of_bars(f"Six scores in two blocks of three. {said(rows)}", rows, range(3, 6))
 

@@ -48,7 +48,7 @@ def over_chart() -> str:
         bar = (f"{S:,}", ours / peer, f"{ours / peer:.2f} · {ours / 1000:.3g} ms", True)
         groups.setdefault(f"heads of {d}{', causal' if causal else ''}", []).append(bar)
     spoken = "; ".join(f"{kind}: {', '.join(bar[2] for bar in bars_)}" for kind, bars_ in groups.items())
-    return bars(f"Time over cuDNN's. {spoken}", groups, "time / cuDNN's", level=1)
+    return bars(f"Time over cuDNN's. {spoken}", groups, "time / cuDNN's time", level=1)
 
 
 def option_costs() -> str:
@@ -58,13 +58,13 @@ def option_costs() -> str:
     groups, spoken = {}, []
     for row in options.select(dtype="bfloat16", d=64):
         peer = row["peer"].replace("efficient", "memory-efficient")
-        both = (("these kernels", float(row["ours_ms"]), True), (peer, float(row["peer_ms"]), False))
+        both = (("this workbook", float(row["ours_ms"]), True), (peer, float(row["peer_ms"]), False))
         option = row["option"].replace("S x S", "S × S")
         groups[option] = [
             (name, ms / unit, f"{ms / unit:.2f} · {1e3 * ms:.0f} µs", ours) for name, ms, ours in both
         ]
         spoken.append(f"{option}: " + ", ".join(f"{name} {ms / unit:.2f}" for name, ms, _ in both))
-    title = "time / cuDNN's without a mask"
+    title = "time / cuDNN's time without a mask"
     return bars(f"Attention's {title}. {'; '.join(spoken)}", groups, title, level=1)
 
 

@@ -32,7 +32,7 @@ def chart(
 def time() -> str:
     """Milliseconds of a forward and a backward pass."""
     label = "Milliseconds of both passes of attention over the sequence length, three implementations."
-    return chart(TIME, "ms", lambda row: float(row["ms"]), label)
+    return chart(TIME, "time (ms)", lambda row: float(row["ms"]), label)
 
 
 def memory() -> str:
@@ -42,7 +42,7 @@ def memory() -> str:
     )
     assert autograd == custom  # one line for both
     label = "Peak memory in GiB of a forward and a backward pass over the sequence length: one curve grows with its square, two with the length."
-    return chart(MEMORY, "GiB at the peak", lambda row: float(row["peak"]) / 2**30, label)
+    return chart(MEMORY, "peak memory (GiB)", lambda row: float(row["peak"]) / 2**30, label)
 
 
 FILES = {"attention_time.svg": time, "attention_memory.svg": memory}

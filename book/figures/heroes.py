@@ -444,7 +444,7 @@ def tiles() -> str:
         drawing.text(close + 58, 36, "weights of the tile")
     drawing.text(54, 18, "queries")
     for i in range(count):
-        drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}".replace("-", "−"))
+        drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}".replace("-", "−").replace("inf", "∞"))
         drawing.text(57, top + cell * i + 16, str(i), size=12)
         drawing.text(left + cell * i + 10, 38, str(i), size=12)
         with drawing.during(1, last):
@@ -466,8 +466,8 @@ def tiles() -> str:
             with drawing.during(sum(number < done for number in shown) + 1, last):
                 drawing.box(*box, shade=0.4, thick=0)
     drawing.words = [
-        "Each square is the weight of a query and a key, the darker the larger. A plain backward pass reads them all from memory; "
-        "here the forward pass has kept one number for each query instead, its lse."
+        "Each square is the weight of one query and one key; larger weights are darker. A plain backward pass reads all weights from "
+        "memory. Here the forward pass has instead kept one number for each query, its lse."
     ]
     for number, (what, s, t, P, error) in enumerate((walk_[at - 1] for at in shown), start=1):
         with drawing.during(number):
@@ -487,12 +487,12 @@ def tiles() -> str:
             8: "The second kernel's first block owns keys 0 and 1. ",
         }
         drawing.words.append(
-            f"{first.get(number, '')}For queries {s} and {s + 1} and keys {t} and {t + 1}, four weights are computed from lse, used and "
-            f"dropped. {what.split()[0]} of {owner} {verdict}."
+            f"{first.get(number, '')}For queries {s} and {s + 1} and keys {t} and {t + 1}, the kernel computes four weights from lse, "
+            f"uses them and discards them. {what.split()[0]} of {owner} {verdict}."
         )
     return drawing.hero(
         "The two backward kernels work on one head of test data. The figure stops at each tile of a kernel's first block, and at the last tile "
-        "of the other blocks. Only one tile's weights exist at a time; their numbers are on the right. Query 4 sees no key, so its lse is −inf."
+        "of the other blocks. Only one tile's weights exist at a time; their numbers are on the right. Query 4 attends to no key, so its lse is −∞."
     )
 
 

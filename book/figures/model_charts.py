@@ -95,19 +95,19 @@ def cross_entropy_chart() -> str:
     chunks = sorted((int(way.removeprefix("chunks of ")), way) for way in places if way.startswith("chunks"))
     told = "; ".join(f"{way} {ms:.1f} ms, {mib:,.0f} MiB" for way, (mib, ms) in places.items())
     ends = {f"{rows:,} rows": way for rows, way in (chunks[0], chunks[-1])}
-    others = {"three bare products": "products", "eager PyTorch": "eager", "torch.compile": "compile"}
+    others = {"three products alone": "products", "eager PyTorch": "eager", "torch.compile": "compile"}
     return plot(
         f"Both passes of GPT-2's head with its loss: {told}",
         [
-            Series("by chunks of rows", [places[way] for _, way in chunks], "-", "s"),
+            Series("this layer", [places[way] for _, way in chunks], "-", "s"),
             *(Series("", [places[way]], "", "o", True) for way in others.values()),
         ],
         Axis(
-            "MiB at the peak",
+            "peak memory (MiB)",
             ends=(150, 20000),
             ticks={mib: f"{mib:,}" for mib in (200, 500, 1000, 2000, 5000)},
         ),
-        Axis("ms", ticks={ms: str(ms) for ms in (2, 3, 4, 6, 8)}),
+        Axis("time (ms)", ticks={ms: str(ms) for ms in (2, 3, 4, 6, 8)}),
         notes=[
             ((mib, ms * (0.93 if way == chunks[-1][1] else 1)), name)  # lower, clear of torch.compile's point
             for name, way in {**ends, **others}.items()

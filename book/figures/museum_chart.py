@@ -19,10 +19,10 @@ TICKS = {-4: "10⁻⁴", -3: "10⁻³", -2: "10⁻²", -1: "10⁻¹", 0: "1", 1:
 TOLERATED = 1e-2
 """A relative tolerance in common use."""
 CHECKS = {
-    "formula": "named by its formula",
-    "values": "by its values",
-    "machine": "by the virtual GPU",
-    "rule": "by a rule of its gate",
+    "formula": "caught by its formula",
+    "values": "caught by its values",
+    "machine": "caught by the virtual GPU",
+    "rule": "caught by a rule of its gate",
 }
 """What catches a mistake, and what the legend says; theme/workbook.css has their colours."""
 
@@ -65,7 +65,7 @@ def label(marks: Sequence[Mark], first: str = "") -> str:
     """What the chart shows, in numbers; `first` describes the first test case."""
     sized = [mark.size for mark in marks if mark.size is not None]
     small, hidden = sum(size < TOLERATED for size in sized), sum(mark.hidden for mark in marks)
-    facts = f"{len(sized)} of {len(marks)} mistakes leave an error that can be measured, here on the hardest inputs of a gate."
+    facts = f"{len(sized)} of {len(marks)} mistakes leave a measurable error, shown here for the hardest inputs of a gate."
     if small:
         facts += f" {small} of them stay{'s' * (small == 1)} below 10⁻², in the grey band, where a loose tolerance lets {'it' if small == 1 else 'them'} pass."
     if hidden:
@@ -78,7 +78,7 @@ def figure(rows: Mapping[str, Sequence[Mark]], cell: int = BIN, first: str = "")
     """The chart, what to see in it, and a place for the story of the mark that the reader is at."""
     words = label([mark for marks in rows.values() for mark in marks], first)
     return (
-        f'<figure class="marks">{chart(rows, cell).strip()}<figcaption>{html.escape(words)} Each mark leads to its exhibit.'
+        f'<figure class="marks">{chart(rows, cell).strip()}<figcaption>{html.escape(words)} Each mark links to its exhibit.'
         "<output></output></figcaption></figure>\n"
     )
 
@@ -99,7 +99,7 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
     drawing = Drawing(bottom + BOTTOM, label(every))
     edge = LEFT + DECADE * (math.log10(TOLERATED) - LOW)
     drawing.box(LEFT - 8, TOP - 4, edge - LEFT + 8, bottom - TOP + 4, shade=0.09, thick=0)
-    drawing.text(LEFT + DECADE * (HIGH - LOW) / 2, 14, "error, of the largest element")
+    drawing.text(LEFT + DECADE * (HIGH - LOW) / 2, 14, "error, relative to the largest element")
     drawing.text((RIGHT + NARROW) / 2, 14, "no size")
     for power, words in TICKS.items():
         x = LEFT + DECADE * (power - LOW)
@@ -118,7 +118,7 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
         y += heights[name]
     used = {name: words for name, words in CHECKS.items() if any(mark.check == name for mark in every)}
     if any(mark.hidden for mark in every):
-        used["quiet"] = "first case hides it"
+        used["quiet"] = "hidden by the first case"
     for number, (name, words) in enumerate(used.items()):
         x, y = 4 + 165 * (number % 3), bottom + 16 + 20 * (number // 3)
         drawing.parts.append(

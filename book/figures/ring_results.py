@@ -46,7 +46,10 @@ def ideal() -> str:
         series,
         Axis("positions", ticks={float(length): f"{length // 1024}k" for length in lengths}),
         Axis(
-            "speed, of the ideal", False, (0.5, 1), {value / 10: f"{value * 10}%" for value in range(5, 11)}
+            "percentage of ideal speed",
+            False,
+            (0.5, 1),
+            {value / 10: f"{value * 10}%" for value in range(5, 11)},
         ),
     )
 

@@ -1,5 +1,7 @@
 """What the chapter on measuring shows: one product timed in several ways, and what a profiler says, from the records."""
 
+import re
+
 from book.figures.charts import bars
 from book.figures.markdown_table import table
 from book.measure.record import Rows, rows
@@ -31,7 +33,7 @@ def ways_chart() -> str:
 
 
 def power_chart() -> str:
-    """A large product rested, under load, and of zeros under load, with the driver's watts where the product ran meanwhile."""
+    """A large product rested, under load, and of zeros under load, with the driver's watts and clock where the product ran."""
     shown = {
         "random, rested": "large product, rested",
         "random, after 4 s": "large product, after 4 s of it",
@@ -40,8 +42,11 @@ def power_chart() -> str:
     drawn = []
     for name, what in shown.items():
         (row,) = WAYS.select(what=what)
-        time, watts = float(row["median_us"]), float(row["note"].split(" W")[0])
-        words = duration(time) if name.endswith("rested") else f"{duration(time)}, {watts:.0f} W"
+        time, said = float(row["median_us"]), re.findall(r"([\d.]+) W, (\d+) MHz", row["note"])
+        watts, clock = max((float(watts), int(clock)) for watts, clock in said)  # an idle GPU has a line too
+        words = (
+            duration(time) if name.endswith("rested") else f"{duration(time)}, {watts:.0f} W, {clock:,} MHz"
+        )
         drawn.append((name, time, words, False))
     spoken = "; ".join(f"{name} {words}" for name, _, words, _ in drawn)
     return bars(f"A large product on one GPU: {spoken}.", {"": drawn})

@@ -51,7 +51,7 @@ def first_call(call: Callable) -> list[float]:
 
 
 def smi(what: str) -> str:
-    """What the driver says about the GPU, "" where it does not."""
+    """What the driver says about each GPU, a line for each, "" where it does not."""
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()

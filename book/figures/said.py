@@ -6,6 +6,7 @@ cannot say anything else than its tables.
 
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -235,9 +236,20 @@ def undone(kind: str, least: float) -> list[float]:
     return [share for share in unlearning.shares_undone()[kind] if share > least]
 
 
-def most_alone(kind: str) -> float:
-    """Return the largest share of a run's rise that an update of one kind of parameter alone causes."""
-    return max(1 - share_undone(row, "alone") for row in Rows("unlearning_parts").select(kind=kind))
+def alone(kind: str) -> list[float]:
+    """Return the share of each run's rise that an update of one kind of parameter alone causes."""
+    return [1 - share_undone(row, "alone") for row in Rows("unlearning_parts").select(kind=kind)]
+
+
+def middle(numbers: Sequence[float]) -> float:
+    """Return the median."""
+    return statistics.median(numbers)
+
+
+def count_set_jumps(size: str, rate: float, beta: float = 0.95) -> int:
+    """Return how many runs of `unlearning_settings` with clipping have a step that counts."""
+    rises = Rows("unlearning_settings").all("rise", size=size, at_rate=rate, beta=beta, clip=1.0)
+    return sum(number > RISE for number in rises)
 
 
 def after_scaling(scale: float, column: str = "loss") -> float:

@@ -38,15 +38,14 @@ def chart(
     ticks: Sequence[float],
     axis: str,
     words: str,
-    dots: Sequence[tuple[float, float, bool, str]] = (),
-    ratio: float = 0,
+    dots: Sequence[tuple[float, float, str]] = (),
 ) -> str:
     """A line of losses, with a vertex for each place. The losses have whole numbers as ticks, and a line for an untrained model.
 
-    `dots` are other runs: place, loss, whether the dot is filled, and the label of a square. `ratio` is what a second axis, above, has at place 1.
+    `dots` are other runs: place, loss, and whether the vector is "restored", "not restored" or "flipped", or the run "followed".
     """
-    high, low = math.ceil(max([*losses, *(loss for _, loss, *_ in dots)])), math.floor(min(losses))
-    left, right, top, bottom = 26, WIDTH - 12, 54 if ratio else 26, 200
+    high, low = math.ceil(max([*losses, *(loss for _, loss, _ in dots)])), math.floor(min(losses))
+    left, right, top, bottom = 26, WIDTH - 12, 26, 200
     across = lambda place: left + (place - places[0]) / (places[-1] - places[0]) * (right - left)  # noqa: E731
     up = lambda loss: top + (high - loss) / (high - low) * (bottom - top)  # noqa: E731
     untrained = math.log(256)
@@ -57,20 +56,17 @@ def chart(
         drawing.text(left - 6, up(loss) + 4, str(loss), anchor="end", size=12)
     drawing.segment(left, up(untrained), right, up(untrained), opacity=0.7, dash="3 3")
     drawing.text(left + 8, up(untrained) - 5, f"untrained: {untrained:.2f}", anchor="start", size=12)
-    for place, loss, filled, label in dots:
-        x, y, look = across(place), up(loss), f'class="unlearning-dot{" filled" * filled}"'
-        if label:
+    for place, loss, kind in dots:
+        x, y, look = across(place), up(loss), f'class="unlearning-dot{" filled" * (kind != "not restored")}"'
+        if kind in ("flipped", "followed"):
             drawing.parts.append(f'<rect x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7" {look}/>')
-            beside = place > -0.3
-            anchor = "start" if beside else "middle"
-            drawing.text(x + 9 * beside, y - 9 + 13 * beside, label, anchor=anchor, size=12)
         else:
             drawing.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {look}/>')
+        if kind == "followed":
+            drawing.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" class="unlearning-dot"/>')
+            drawing.text(x - 14, y + 4, "the followed run", anchor="end", size=12)
     for place in ticks:
         drawing.text(across(place), bottom + 16, f"{place:g}".replace("-", "−"), size=12)
-        if ratio:
-            drawing.text(across(place), 42, f"{place * ratio:.1f}".replace("-", "−"), size=12)
-    drawing.text(WIDTH / 2, 28, "the same as a ratio: length over spread" if ratio else "", size=12)
     drawing.text(WIDTH / 2, 234, axis, size=12)
     drawing.polyline(zip(map(across, places), map(up, losses), strict=True), thick=2)
     return drawing.svg().strip()
@@ -115,26 +111,24 @@ def is_restored(row: Row) -> bool:
 
 
 def scales_player() -> str:
-    """The loss for each scale of the shared vector, and where the step leaves the vector and the loss of each run."""
+    """The loss for each ratio of the shared vector, and where the step leaves the vector and the loss of each run."""
     causes = record.rows("unlearning_causes")
-    followed = ratio(max(causes, key=rise), "before")
-    rows = record.rows("unlearning_scales")
-    scales, losses = ([float(row[name]) for row in rows] for name in ("scale", "loss"))
-    words = f"The loss over the scale of the shared vector: {losses[0]:.1f} at 1, {losses[scales.index(0)]:.1f} at 0, {losses[-1]:.1f} at −1.2."
-    dots = [
-        (
-            (-1) ** has_turned(row) * ratio(row, "after") / followed,
-            losses[0] + rise(row),
-            is_restored(row),
-            f"update {row['update']}" * has_turned(row),
-        )
-        for row in causes
-    ]
-    axis = "scale of the shared vector"
-    picture = chart(scales, losses, (1, 0.5, 0, -0.5, -1), axis, words, dots, followed)
-    return with_data(
-        picture, {"points": list(zip(scales, losses, strict=True)), "ratio": followed, **predictions(rows)}
-    )
+    followed = max(causes, key=rise)
+    scale = ratio(followed, "before")
+    unscaled, *rows = record.rows("unlearning_scales")
+    rows = [row for row in rows if -0.3 <= float(row["scale"]) <= 0.55]
+    ratios, losses = [float(row["scale"]) * scale for row in rows], [float(row["loss"]) for row in rows]
+    words = f"The loss over the ratio: {losses[0]:.1f} at 3, {losses[ratios.index(0)]:.1f} at 0, {losses[-1]:.1f} at −1.6."
+    dots = []
+    for row in causes:
+        flipped = has_turned(row)
+        at = -ratio(row, "after") if flipped else ratio(row, "after")
+        kind = "flipped" if flipped else "restored" if is_restored(row) else "not restored"
+        if at > ratios[-1]:
+            dots.append((at, float(unscaled["loss"]) + rise(row), "followed" if row is followed else kind))
+    picture = chart(ratios, losses, (3, 2, 1, 0, -1), "ratio: length over spread", words, dots)
+    points = [[*point, float(row["scale"])] for *point, row in zip(ratios, losses, rows, strict=True)]
+    return with_data(picture, {"points": points, **predictions(rows)})
 
 
 def runs_table() -> str:
@@ -199,9 +193,10 @@ def parts_chart() -> str:
 
 
 def settings_table() -> str:
-    """A line for each learning rate and setting of AdamW: in how many runs without warm-up a step counts."""
+    """A line for each learning rate, with and without clipping: in how many runs without warm-up a step counts."""
     lines = []
-    for (beta, clip), rows in record.by(record.rows("unlearning_settings"), "beta", "clip").items():
+    usual = record.Rows("unlearning_settings").select(beta=0.95)
+    for (clip,), rows in record.by(usual, "clip").items():
         for rate in sorted({float(row["at_rate"]) for row in rows}, reverse=True):
             cells = []
             for size in ("small", "large"):
@@ -210,12 +205,12 @@ def settings_table() -> str:
                     str(sum(float(row["rise"]) > RISE for row in some)),
                     f"{sum(float(row['end_loss']) for row in some) / len(some):.2f}",
                 ]
-            lines.append([f"{rate:g}", beta, "none" if clip == "inf" else f"{float(clip):g}", *cells])
-    head = ["learning rate", "β₂", "clipping"]
+            lines.append([f"{rate:g}", "none" if clip == "inf" else f"{float(clip):g}", *cells])
+    head = ["learning rate", "clipping"]
     head += [
         column for size in ("small", "large") for column in (f"{size}: jumps, of 8 runs", "loss at step 60")
     ]
-    return table(head, lines, "rrrrrrr")
+    return table(head, lines, "rrrrrr")
 
 
 FILES = {

@@ -50,7 +50,7 @@ SPOILED, LAST, PARTS = 15, 17, 8
 OTHERS = 40
 """Batches from which a run's worst update is made instead of its own."""
 FRACTIONS = {"sixty_fourth": 1 / 64, "eighth": 1 / 8, "quarter": 1 / 4, "half": 1 / 2}
-SCALES = [step / 20 for step in range(20, -25, -1)]
+SCALES = [step / 40 for step in range(40, -49, -1)]
 FREQUENT = b" teon"
 """Bytes whose probabilities are told."""
 SETTINGS = [

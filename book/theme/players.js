@@ -481,7 +481,8 @@
 
     // A drawn chart of the loss, and a function that moves a dot to a place on its line; a click or drag on the chart goes to a place.
     function lossChart(place, go) {
-        const chart = place.querySelector('svg'), at = [...chart.querySelector('polyline').points], dot = shape('circle', { r: 6, class: 'tip' });
+        const chart = place.querySelector('svg'), dot = shape('circle', { r: 6, class: 'tip' });
+        const at = [...chart.querySelector('polyline').points].map(function (point) { return { x: point.x, y: point.y }; });
         chart.append(dot);
         whileHeld(chart, function (here) { go(leastOf(at.map(function (point) { return Math.abs(point.x - here.x); }))); });
         return [chart, function (index) { dot.setAttribute('cx', at[index].x); dot.setAttribute('cy', at[index].y); }];
@@ -490,7 +491,7 @@
     // Bars of the next byte's probability, from 0.001% to 100%, each with a mark at the untrained one, and a function that fills them.
     function shareBars(data) {
         const logarithm = function (share) { return `${(Math.max(0, Math.log10(share) + 5) * 20).toFixed(1)}%`; };
-        const bars = element('div', { class: 'unlearning-bars' }, element('p', {}, 'How likely the model finds the right byte',
+        const bars = element('div', { class: 'unlearning-bars' }, element('p', {}, 'Probability of the right byte',
             element('small', {}, 'geometric mean over the positions where this byte comes next; logarithmic scale; mark: untrained')));
         const rows = data.names.map(function (name, i) {
             const bar = element('i', {}), said = element('output', {});
@@ -515,8 +516,10 @@
         const narrow = place.clientWidth < 560, width = narrow ? 340 : 440, scale = (width - 24) / (reach + room), wide = Math.max(rise, room) * scale;
         const zero = { x: room * scale + 4, y: wide + (narrow ? 50 : 22) }, height = zero.y + room * scale + 22, inset = { x: width - 42, y: 62 }, full = 28;
         const [chart, mark] = lossChart(place, go), [bars, fill] = shareBars(data);
-        const begin = Math.max(worst - 30, 0), recent = points.findIndex(function (p) { return p[0] === 13; });
-        let now = 0, timer = null;
+        // The line of the loss ends where the reader has been: what it does next is asked.
+        const line = chart.querySelector('polyline'), drawn = line.getAttribute('points').split(' ');
+        const begin = Math.max(worst - 30, 0), asked = worst - 8, half = worst - 5, recent = points.findIndex(function (p) { return p[0] === 13; });
+        let now = 0, seen = 0, timer = null;
 
         function onPlane(point) { return [zero.x + point[2] * scale, zero.y - point[3] * scale]; }
         function way(some) { return some.map(function (p) { return onPlane(p).map(function (v) { return v.toFixed(1); }).join(','); }).join(' '); }
@@ -547,6 +550,8 @@
 
         function show(index) {
             now = index;
+            seen = Math.max(seen, index);
+            line.setAttribute('points', drawn.slice(0, seen + 1).join(' '));
             const point = points[index], [x, y] = onPlane(point), length = Math.hypot(point[2], point[3]) || 1;
             raw.setAttribute('x2', x); raw.setAttribute('y2', y);
             tip.setAttribute('cx', x); tip.setAttribute('cy', y);
@@ -580,7 +585,10 @@
         function play() {
             stop();
             if (now === last) { show(begin); }
-            const end = [worst - 8, worst, last].find(function (place) { return place > now; });
+            animate([asked, worst, last].find(function (place) { return place > now; }));
+        }
+
+        function animate(end) {
             if (CALM) { show(end); return; }
             timer = setInterval(function () {
                 show(now + 1);
@@ -592,22 +600,22 @@
         function answer(words) {
             const made = button(words, function () {
                 answers.forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
-                const [before, quarter, half, end] = [8, 6, 5, 0].map(function (back) { return points[worst - back][1].toFixed(2); });
-                reply.textContent = `${words === 'stayed' ? 'Yes: it' : 'No: it'} hardly changes, because LayerNorm hides the length: ` +
-                    `${before} before, ${quarter} now, ${half} at half the length, and ${end} at the end.`;
-                go(worst - 8);
-                play();
+                const [loss, , , spread] = points[half].slice(1);
+                reply.textContent = `${words === 'about 4' ? 'Yes' : 'No'}: it is ${loss.toFixed(2)}. The last LayerNorm hides the length, ` +
+                    `but the spread has grown from ${points[asked][4].toFixed(1)} to ${spread.toFixed(1)}. Play shows the rest of the update.`;
+                go(asked);
+                animate(half);
             });
             return made;
         }
 
-        const answers = ['fallen', 'stayed', 'risen'].map(answer);
+        const answers = [`still ${points[asked][1].toFixed(2)}`, 'about 4', 'above 5.55'].map(answer);
 
         function jump(words, index) { return button(words, function () { go(index); }); }
         place.replaceChildren(
-            element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop), jump('After update 14', worst - 8),
+            element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop), jump('After update 14', asked),
                 jump('After 15', worst), jump('After 16', worst + 8)),
-            element('div', { class: 'player-buttons' }, 'When update 15 has shortened the vector by a quarter, has the loss',
+            element('div', { class: 'player-buttons' }, 'When update 15 has shortened the vector to about half, is the loss',
                 ...answers, '?'), reply,
             element('div', { class: 'unlearning plane-first' }, plane, chart), slider, facts, bars, place.querySelector('figcaption'));
         show(begin);
@@ -622,11 +630,10 @@
         const facts = element('p', { role: 'status' });
 
         function show(index) {
-            const [scale, loss] = data.points[index];
+            const [ratio, loss, scale] = data.points[index];
             mark(index);
             fill(index);
-            facts.textContent = `${scale.toFixed(2).replace('-', '−')} times the shared vector, ${Math.abs(scale * data.ratio).toFixed(1)} times the spread: ` +
-                `loss ${loss.toFixed(2)}.`;
+            facts.textContent = `Ratio ${ratio.toFixed(1)}, ${scale.toFixed(2)} times the vector: loss ${loss.toFixed(2)}.`.replaceAll('-', '−');
             place.dataset.loss = String(loss);
         }
 

@@ -547,10 +547,10 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
                 )
     for step in shown:
         rows, curve, of_rows, of_curve = (each[step] for each in (*counts, *so_far))
-        end = f" That is {totals[0] / totals[1]:.2f} times as many." if step == steps - 1 else ""
+        end = f" The left order reads {totals[0] / totals[1]:.2f} times as many." if step == steps - 1 else ""
         drawing.words.append(
-            f"The keys of the {tile} queries are in {rows} tiles row by row, and in {curve} along the curve. "
-            f"So far {of_rows} and {of_curve} tiles have been read.{end}"
+            f"Row by row, the keys of the {tile} queries are in {rows} tiles; along the curve, they are in {curve} tiles. "
+            f"So far, {of_rows} and {of_curve} tiles have been read.{end}"
         )
     return drawing.hero(
         f"Black cells are the {tile} queries of a tile, and grey cells are the tiles of keys that they need. Bars count the tiles read so far.",

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 
 def memory(t):
-    """What a kernel sees that gets an address and a count."""
+    """What a kernel sees, given only an address and a count."""
     return torch.as_strided(t, (t.numel(),), (1,))
 
 
@@ -30,7 +30,7 @@ gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradchec
 
 
 def strided(t):
-    """The same numbers, every second one in memory."""
+    """The same numbers, with gaps between them in memory."""
     if not t.requires_grad:
         return t
     return t.detach().repeat_interleave(2, -1)[..., ::2].requires_grad_()

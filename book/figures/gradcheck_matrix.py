@@ -1,4 +1,4 @@
-"""The matrix of the page "What gradcheck misses": which checks find which wrong backward pass, and six edits of most to choose from.
+"""The matrix of the page "What gradcheck misses": which checks find which wrong backward pass, and edits to choose from.
 
 The table can be read without scripts; `book/theme/players.js` opens a wrong backward pass on a click, from the JSON beside the table.
 """
@@ -15,7 +15,6 @@ from zlib import crc32
 
 from book.figures import charts
 from book.figures.figures import Drawing
-from book.figures.markdown_table import table
 from book.measure import hunt_versions, record
 from book.measure.hunt_versions import Version
 from book.measure.record import Row, Rows
@@ -25,13 +24,18 @@ USUAL = (
     "gradcheck float64", "gradcheck float32", "allclose on ones", "square shapes", "opcheck", "random directions", "repeat runs",
 )  # fmt: skip
 """Columns of the record: what people run."""
-CALLS = "gradcheck in more calls"
-CHECKS = (*USUAL, CALLS, "check_backward")
 EDITS = 6
-STATES = {"found": "finds it", "missed": "misses it", "unfit": "rejects the correct version too"}
+STATES = {
+    "found": "finds it",
+    "missed": "misses it",
+    "unfit": "rejects the correct version too",
+    "untried": "was not tried on it",
+}
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-KINDS, OPERATIONS, LAYOUTS = (WORDS[name] for name in ("kinds", "operations", "layouts"))
+KINDS, GROUPS, OPERATIONS, LAYOUTS = (WORDS[name] for name in ("kinds", "calls", "operations", "layouts"))
 """What the page calls things: see the TOML file."""
+CHECKS = (*USUAL, *GROUPS, "check_backward")
+"""Columns of the table."""
 
 
 def calls_of(version: str) -> Row:
@@ -41,7 +45,7 @@ def calls_of(version: str) -> Row:
 
 
 def reports() -> list[Row]:
-    """The reconstructed reports: those that gradcheck accepts first."""
+    """The reconstructed reports."""
     tries = {row["wrong"]: row for row in record.rows("check_backward")}
     found = []
     for name, report in hunt_versions.reports().items():
@@ -51,7 +55,7 @@ def reports() -> list[Row]:
         found.append(
             seen | {"right": right, "try": tried["check_backward"], "said": said, "check_backward": rejected}
         )
-    return sorted(found, key=lambda row: (state(row, USUAL[0]) == "found", -count_found(row)))
+    return found
 
 
 def rows(kind: str) -> dict[tuple[str, str], Row]:
@@ -64,20 +68,20 @@ def kind_of(row: Row) -> str:
     return next(kind for kind, (_, tries) in KINDS.items() if row["try"] in tries)
 
 
-def ordered() -> list[Row]:
-    """The wrong backward passes by kind, the most frequent kind first; in a kind, those that most checks find first."""
-    bugs = [row | {"right": f"p21 {row['gate']}"} for row in rows("bug").values()]
-    count = Counter(map(kind_of, bugs))
-    return sorted(
-        bugs,
-        key=lambda row: (
-            -count[kind_of(row)],
-            kind_of(row),
-            row["gradcheck float64"] != "1",
-            -count_found(row),
-            row["version"],
-        ),
-    )
+def own() -> list[Row]:
+    """The book's own wrong backward passes."""
+    return [row | {"right": f"p21 {row['gate']}"} for row in rows("bug").values()]
+
+
+def every() -> list[Row]:
+    """The reports and the book's own by kind; in a kind, those that gradcheck accepts first, by the call that finds them."""
+    return sorted([*reports(), *own()], key=place)
+
+
+def place(row: Row) -> tuple:
+    """What the table is sorted by."""
+    first = next((number for number, name in enumerate(GROUPS) if finds(row, name)), len(GROUPS))
+    return [*KINDS].index(kind_of(row)), finds(row, USUAL[0]), first, "gate" not in row, row["version"]
 
 
 def title(version: str) -> str:
@@ -87,9 +91,11 @@ def title(version: str) -> str:
 
 
 def state(row: Row, check: str) -> str:
-    """Whether a check finds it, misses it, or rejects the correct version too; the other calls come after the friendly one."""
-    if check == CALLS:
-        return "found" if calls_of(row["version"])["calls"] else state(row, USUAL[0])
+    """Whether a check finds it, misses it, rejects the correct version too, or, as further calls, was not needed."""
+    calls = calls_of(row["version"])["calls"]
+    if check in GROUPS:
+        found = any(name in calls for name in GROUPS[check])
+        return "found" if found else "missed" if state(row, USUAL[0]) == "missed" else "untried"
     if row[check] == "0":
         return "missed"
     right = calls_of(row["right"])
@@ -104,11 +110,6 @@ def finds(row: Row, check: str) -> bool:
 def count_found(row: Row) -> int:
     """How many checks find it."""
     return sum(finds(row, name) for name in CHECKS)
-
-
-def every() -> list[Row]:
-    """The reports and the book's own, in the order of the table."""
-    return [*reports(), *ordered()]
 
 
 def diff(before: str, after: str) -> list[list[str]]:
@@ -158,68 +159,82 @@ def verdict_of_bug(row: Row) -> dict:
 
 
 def bugs() -> list[dict]:
-    """Every wrong backward pass with its code, its story and its edits."""
+    """Every wrong backward pass of the table with its code, its story and its edits; `hidden` is a name that does not tell the mistake."""
     by_gate: dict[str, list[Version]] = {}
     for version in hunt_versions.versions():
         by_gate.setdefault(version.gate, []).append(version)
     known = {(row["gate"], row["version"]): row for row in record.rows("gradient_edits")}
     stories = {wrong.name: wrong for wrong in zoo.load_wrong_solutions("p21")}
-    entries, reported = [], hunt_versions.reports()
-    for row in reports():
-        name, report = row["version"], reported[row["version"]]
-        entries.append({
-            "name": report["title"], "code": "\n\n".join([report["wrong"], *report["called"]]), "story": report["story"],
-            "effect": "", "edits": [], "lines": [], "report": f"{name} ({report['year']})", "correction": diff(report["wrong"], report["right"]),
-            "source": f"https://github.com/{name.replace('#', '/issues/')}", **verdict_of_bug(row),
-            "raises": report.get("raises", False),
-        })  # fmt: skip
-    for row in ordered():
-        others = by_gate[row["gate"]]
-        bug = next(version for version in others if version.name == row["version"])
-        story = stories[bug.name]
+    entries, reported, seen = [], hunt_versions.reports(), Counter()
+    for row in every():
+        name = row["version"]
+        if report := reported.get(name):
+            operation = report["title"].partition(":")[0]
+            entries.append({
+                "name": report["title"], "hidden": f"{operation} ({name.partition('/')[2]})", "code": "\n\n".join([report["wrong"], *report["called"]]),
+                "story": report["story"], "effect": "", "edits": [], "lines": wrong_lines(report["wrong"], [report["right"]]),
+                "report": f"{name} ({report['year']})", "correction": diff(report["wrong"], report["right"]),
+                "source": f"https://github.com/{name.replace('#', '/issues/')}", **verdict_of_bug(row),
+                "raises": report.get("raises", False),
+            })  # fmt: skip
+            continue
+        others, story, operation = by_gate[row["gate"]], stories[name], title(name).partition(":")[0]
+        bug = next(version for version in others if version.name == name)
         chosen = choices(bug, others)
         edits = [
             {"diff": diff(bug.code, version.code), **verdict(known[version.gate, version.name])}
             for version in chosen
         ]
         corrected = [version.code for version, edit in zip(chosen, edits, strict=True) if edit["right"]]
+        seen[operation] += 1
         entries.append({
-            "name": title(bug.name), "code": textwrap.dedent(bug.code), "story": story.story,
+            "name": title(name), "hidden": f"{operation} {seen[operation]}", "code": textwrap.dedent(bug.code), "story": story.story,
             "effect": story.effect, "source": story.source, "edits": edits, "lines": wrong_lines(bug.code, corrected), **verdict_of_bug(row),
         })  # fmt: skip
     return entries
 
 
 def matrix() -> str:
-    """The table, and the data behind it."""
-    entries, sources = bugs(), {wrong.name: wrong.source for wrong in zoo.load_wrong_solutions("p21")}
-    totals = "".join(f"<td>{sum(finds(row, name) for row in every())}</td>" for name in CHECKS)
-    total = f'<tr class="total"><th scope="row">finds, of {len(every())}</th>{totals}</tr>'
-    heads = "".join(f'<th scope="col"><span>{html.escape(name)}</span></th>' for name in CHECKS)
+    """The table, and the data behind it. Columns that find nothing among the rows that gradcheck accepts are marked."""
+    rows, entries = every(), bugs()
+    accepted = [row for row in rows if not finds(row, USUAL[0])]
+    classes = {name: " settled" * (not any(finds(row, name) for row in accepted)) for name in CHECKS}
+    for name in (next(iter(GROUPS)), CHECKS[-1]):
+        classes[name] += " begins"
+    totals = "".join(
+        f'<td class="{classes[name].strip()}">{sum(finds(row, name) for row in rows)}</td>' for name in CHECKS
+    )
+    total = f'<tr class="total"><th scope="row">finds, of {len(rows)}</th>{totals}</tr>'
+    heads = "".join(
+        f'<th scope="col" class="{classes[name].strip()}"><span>{html.escape(name)}</span></th>'
+        for name in CHECKS
+    )
     lines = [
         '<p class="catches-key"><i class="found"></i> finds it <i class="found raises"></i> finds it, and the bug raises an error '
-        '<i class="missed"></i> misses it <i class="unfit"></i> rejects the correct version too</p>',
-        '<table class="catches"><thead><tr class="groups"><td></td><th scope="colgroup" colspan="7">one friendly call</th>'
-        f'<th scope="colgroup" colspan="2">others</th></tr><tr><th scope="col">wrong backward pass</th>{heads}</tr>{total}</thead><tbody>',
+        '<i class="missed"></i> misses it <i class="unfit"></i> rejects the correct version too <i class="untried"></i> not tried</p>',
+        f'<table class="catches"><thead><tr class="groups"><td></td><th scope="colgroup" colspan="{len(USUAL)}">usual tests</th>'
+        f'<th scope="colgroup" colspan="{len(GROUPS)}" class="begins">more calls of gradcheck</th><td class="begins"></td></tr>'
+        f'<tr><th scope="col">wrong backward pass</th>{heads}</tr>{total}</thead><tbody>',
     ]
     kind = ""
-    for row, bug in zip(every(), entries, strict=True):
-        own = "kind" in row
-        group = f"{kind_of(row)}: {KINDS[kind_of(row)][0]}" if own else "public reports, reconstructed"
-        if group != kind:
-            kind = group
+    for row, bug in zip(rows, entries, strict=True):
+        if kind_of(row) != kind:
+            kind = kind_of(row)
             lines.append(
-                f'<tr class="kind"><th scope="rowgroup" colspan="{len(CHECKS) + 1}">{html.escape(kind)}</th></tr>'
+                f'<tr class="kind"><th scope="rowgroup" colspan="{len(CHECKS) + 1}">{html.escape(f"{kind}: {KINDS[kind][0]}")}</th></tr>'
             )
-        states = [state(row, name) for name in CHECKS]
-        cells = "".join(f'<td class="{each}" aria-label="{STATES[each]}"></td>' for each in states)
-        name = html.escape(bug["name"]) + " ⚑" * bool(sources.get(row["version"]))
+        states = [(state(row, name), classes[name]) for name in CHECKS]
+        cells = "".join(
+            f'<td class="{each}{more}" aria-label="{STATES[each]}"></td>' for each, more in states
+        )
+        flag = " ⚑" * bool(bug["source"] and "report" not in bug)
         raises = ' class="raises"' * bug["raises"]
-        lines.append(f'<tr{raises}><th scope="row">{name}</th>{cells}</tr>')
-    whole = f'<tr class="total whole"><th scope="row">of all {len(every())}</th>{totals}</tr>'
-    lines.append(f"</tbody><tfoot>{total}{whole}</tfoot></table>")
+        lines.append(
+            f'<tr{raises}><th scope="row"><span>{html.escape(bug["name"])}</span>{flag}</th>{cells}</tr>'
+        )
+    lines.append(f"</tbody><tfoot>{total}</tfoot></table>")
     data = json.dumps(
-        {"checks": CHECKS, "compared": CALLS, "states": STATES, "bugs": entries}, ensure_ascii=False
+        {"checks": CHECKS, "usual": len(USUAL), "states": STATES, "bugs": entries}, ensure_ascii=False
     )
     data = data.replace("</", "<\\/")
     return "\n".join(lines) + f'\n<script type="application/json" class="catches-data">{data}</script>'
@@ -241,19 +256,6 @@ def usual_checks() -> str:
     return f"<figure>{picture.strip()}<figcaption>{html.escape(words)}</figcaption></figure>\n"
 
 
-def kinds_table() -> str:
-    """Return the kinds of mistake, the calls that show them, how many there are and what gradcheck finds, as a table."""
-    lines = []
-    for kind, rows in record.by([row | {"kind": kind_of(row)} for row in ordered()], "kind").items():
-        seen = [str(sum(finds(row, check) for row in rows)) for check in (USUAL[0], CALLS)]
-        lines.append([kind[0], KINDS[kind[0]][0], str(len(rows)), *seen])
-    return table(
-        ["kind", "a call that shows it", "bugs", "found by one call of gradcheck", "by one or more calls"],
-        lines,
-        "llrrr",
-    )
-
-
 def layout() -> str:
     """Three gradients of shape [3, 4] in memory that are not contiguous, one of which is shown, and what a kernel reads."""
     radios, pictures = [], []
@@ -262,12 +264,15 @@ def layout() -> str:
             f'<label><input type="radio" name="layout"{" checked" * (not pictures)}> {name}</label>'
         )
         right = sum(element == place for place, element in enumerate(elements, 1))
-        words = f"{words} {right} of 12 {'is' if right == 1 else 'are'} right."
+        words = f"{words} The kernel reads {right} of the 12 elements correctly."
         drawing = Drawing(28 + 40 * (len(elements) // columns), words, 340)
-        drawing.text(3, 14, "memory, row after row →", anchor="start")
+        drawing.text(3, 14, "memory, row by row →", anchor="start")
         for place, element in enumerate(elements, 1):
             x, y = 3 + 46 * ((place - 1) % columns), 26 + 40 * ((place - 1) // columns)
             drawing.box(x, y, 42, 36, shade=0.12 if element else 0)
+            if not element:
+                for shift in (0, 12, 24):
+                    drawing.segment(x, y + 12 + shift, x + 12 + shift, y, opacity=0.4)
             drawing.text(
                 x + 3, y + 12, ("1–12" if elements[1] == 0 else str(element)) * bool(element), anchor="start"
             )
@@ -276,10 +281,10 @@ def layout() -> str:
             drawing.parts.append("</g>")
         pictures.append(f"<div>{drawing.svg().strip()}<p>{words}</p></div>")
     return (
-        f'<figure class="layouts"><div class="player-buttons">{"".join(radios)}</div>{"".join(pictures)}<figcaption>The shaded squares are a [3, 4] '
-        "gradient in memory. Small: the element that is stored in the square. Large: the element that a kernel, given an address and the count "
-        "12, reads there. Orange: the two differ.</figcaption></figure>"
+        f'<figure class="layouts"><div class="player-buttons">{"".join(radios)}</div>{"".join(pictures)}<figcaption>The shaded squares hold a '
+        "[3, 4] gradient, and the hatched squares do not belong to it. Small number: the element that is stored in the square. Large number: the "
+        "element that a kernel, given only an address and the count 12, takes it for. It is orange where the two differ.</figcaption></figure>"
     )
 
 
-FILES = {"gradcheck_layout.html": layout, "gradcheck_matrix.html": matrix, "gradcheck_kinds.md": kinds_table}
+FILES = {"gradcheck_layout.html": layout, "gradcheck_matrix.html": matrix}

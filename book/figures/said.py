@@ -98,14 +98,14 @@ def of_compile(setting: str, number: str = "median_ms") -> float:
 
 # ---- What gradcheck misses, and a step that unlearns -----------------------------------------------------------
 
-USUAL, MORE = gradcheck_matrix.USUAL, gradcheck_matrix.CALLS
+USUAL = gradcheck_matrix.USUAL
 FOLLOWED = {"text": "PyTorch", "size": "small", "warm_up": 1}
 """What the followed run shares with the runs of the other seeds."""
 
 
 def count_caught(*checks: str) -> int:
     """How many of puzzle 21's wrong backward passes at least one of these checks finds; without any, how many there are."""
-    return count(gradcheck_matrix.ordered(), checks)
+    return count(gradcheck_matrix.own(), checks)
 
 
 def count_reports() -> int:
@@ -127,6 +127,16 @@ def count_strided(first: str) -> int:
 def count(rows: Sequence[Row], checks: Sequence[str]) -> int:
     """How many at least one of the checks finds; without any, how many there are."""
     return sum(not checks or any(gradcheck_matrix.finds(row, name) for name in checks) for row in rows)
+
+
+def count_accepted() -> int:
+    """How many one call of gradcheck does not find."""
+    return count_all() - count_all(USUAL[0])
+
+
+def count_more(*without: str) -> int:
+    """How many only more calls of gradcheck find, without the calls of these columns."""
+    return count_all(*[name for name in gradcheck_matrix.GROUPS if name not in without])
 
 
 def count_unfit() -> int:

@@ -274,14 +274,21 @@
         return names.length < 2 ? names.join('') : `${names.slice(0, -1).join(', ')} and ${names[names.length - 1]}`;
     }
 
-    // The code as lines that can be clicked.
-    function codeLines(text, choose) {
-        const lines = text.split('\n').map(function (line, i) {
-            const made = codeBlock(`${line}\n`).firstChild;
-            made.addEventListener('click', function () { choose(i, made); });
-            return made;
+    // The code as lines that can be clicked; lines of methods without a wrong line are marked.
+    function codeLines(text, wrong, choose) {
+        const lines = text.split('\n');
+        const made = lines.map(function (line, i) {
+            const code = codeBlock(`${line}\n`).firstChild;
+            if (['', '@staticmethod'].includes(line.trim())) { code.classList.add('inert'); } else { code.addEventListener('click', function () { choose(i, code); }); }
+            return code;
         });
-        return element('pre', { class: 'catches-lines' }, ...lines);
+        let start = 0;
+        lines.concat('').forEach(function (line, end) {
+            if (line.trim()) { return; }
+            if (!wrong.some(function (i) { return i >= start && i < end; })) { made.slice(start, end + 1).forEach(function (code) { code.classList.add('elsewhere'); }); }
+            start = end + 1;
+        });
+        return element('pre', { class: 'catches-lines' }, ...made);
     }
 
     // What the usual checks say of a version.
@@ -311,89 +318,87 @@
     function catches(place) {
         const table = place.querySelector('table.catches');
         const data = JSON.parse(place.querySelector('.catches-data').textContent);
-        const mended = new Set(), compared = data.checks.indexOf(data.compared);
+        const solved = new Set();
         const said = element('p', { role: 'status', class: 'catches-said' });
         const dialog = element('dialog', { class: 'catches-dialog', 'aria-label': 'A wrong backward pass' });
-        const grid = [];
-        let timer = null;
 
-        // One row of the table becomes buttons: arrow keys walk through them, Tab passes the table by.
+        // One row of the table becomes buttons: arrow keys walk through them, Tab passes the table by. A name that tells the mistake waits.
         const bugRows = [...table.tBodies[0].rows].filter(function (row) { return !row.classList.contains('kind'); });
-        bugRows.forEach(function (row, r) {
-            grid.push([...row.cells].map(function (cell, c) {
-                const check = c ? data.checks[c - 1] : '';
-                const words = c ? `${data.bugs[r].name}, ${check}: ${data.states[cell.className]}`
-                    : `open ${data.bugs[r].name}`;
+        const grid = bugRows.map(function (row, r) {
+            row.cells[0].querySelector('span').textContent = data.bugs[r].hidden;
+            return [...row.cells].map(function (cell, c) {
+                const words = c ? `${data.bugs[r].hidden}, ${data.checks[c - 1]}: ${data.states[cell.classList[0]]}` : `open ${data.bugs[r].hidden}`;
                 const made = element('button', { type: 'button', tabindex: -1, 'aria-label': words }, ...cell.childNodes);
                 made.addEventListener('click', function () { open(r, c); });
                 made.addEventListener('keydown', function (event) {
                     const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] || [0, 0];
-                    let row = r + down;
-                    while (down && bugRows[row] && !bugRows[row].offsetParent) { row += down; }
-                    const next = (grid[row] || [])[c + right];
+                    let next = made, row = r, column = c;
+                    do { next = (grid[row += down] || [])[column += right]; } while ((down || right) && next && !next.offsetParent);
                     if ((down || right) && next) { event.preventDefault(); next.tabIndex = 0; made.tabIndex = -1; next.focus(); }
                 });
                 cell.replaceChildren(made);
                 return made;
-            }));
+            });
         });
         grid[0][0].tabIndex = 0;
 
         function shownBugs() { return data.bugs.map(function (_, r) { return r; }).filter(function (r) { return bugRows[r].offsetParent; }); }
 
-        function isFound(r, column) { return grid[r][column + 1].parentNode.className.includes('found'); }
+        function isFound(r, column) { return grid[r][column + 1].parentNode.classList.contains('found'); }
 
-        function show(column) {
-            const shown = shownBugs(), totals = [...table.querySelectorAll('tr.total:not(.whole)')];
-            table.dataset.shown = String(column + 1);
-            [...bugRows, ...totals].forEach(function (row) {
-                [...row.cells].forEach(function (cell, c) { cell.classList.toggle('to-come', c > column + 1); });
+        function show() {
+            const shown = shownBugs(), gradcheck = [...data.checks.keys()].filter(function (c) { return c === 0 || (c >= data.usual && c < data.checks.length - 1); });
+            table.querySelectorAll('tr.total').forEach(function (row) {
+                [...row.cells].forEach(function (cell, c) {
+                    cell.textContent = c ? shown.filter(function (r) { return isFound(r, c - 1); }).length : `finds, of ${shown.length}`;
+                });
             });
-            const counts = data.checks.map(function (_, c) { return shown.filter(function (r) { return isFound(r, c); }).length; });
-            totals.forEach(function (row) {
-                [...row.cells].forEach(function (cell, c) { cell.textContent = c ? counts[c - 1] : `finds, of ${shown.length}`; });
-            });
-            const told = Math.min(column, compared);
-            said.textContent = `${data.checks[told]} finds ${counts[told]} of ${shown.length}.${mended.size ? ` You have fixed ${mended.size}.` : ''}`;
-        }
-
-        function play() {
-            let column = 0;
-            clearInterval(timer);
-            show(CALM ? data.checks.length - 1 : column);
-            timer = CALM ? null : setInterval(function () {
-                column += 1;
-                show(column);
-                if (column === data.checks.length - 1) { clearInterval(timer); }
-            }, 400);
+            table.tHead.rows[0].cells[1].colSpan = [...table.tHead.rows[1].cells].filter(function (cell, c) { return c && c <= data.usual && cell.offsetParent; }).length;
+            const left = shown.filter(function (r) { return !gradcheck.some(function (c) { return isFound(r, c); }); }).length;
+            said.textContent = `After all these calls of gradcheck, ${left} of ${shown.length} are left.${solved.size ? ` You have solved ${solved.size}.` : ''}`;
+            all.textContent = table.classList.contains('accepted') ? `Show all ${data.bugs.length}` : 'Only what one call does not find';
         }
 
         // `asked` is the column of a clicked square; the dialog says first whether that check finds the mistake.
         function open(number, asked) {
             const bug = data.bugs[number];
-            const game = bug.edits.length > 0, finding = bug.lines.length > 0;
+            const finding = bug.lines.length > 0;
             const answer = asked ? [element('p', {}, element('strong', {}, data.checks[asked - 1]),
-                ` ${data.states[grid[number][asked].parentNode.classList[0]].replace(' it', ' this mistake')}.`)] : [];
-            clearInterval(timer);
-            show(data.checks.length - 1);
+                ` ${data.states[grid[number][asked].parentNode.classList[0]].replace(/ it$/, ' this mistake')}.`)] : [];
             const verdict = element('div', { role: 'status', class: 'catches-verdict' });
-            const links = bug.source ? [bug.report ? '' : ' A public report of a similar mistake: ',
+            const links = bug.source ? [bug.report ? ' ' : ' A public report of a similar mistake: ',
                 element('a', { href: bug.source }, bug.report || bug.source.replace('https://', '')), '.'] : [];
             // The name and what goes wrong would give the bug away: they are told after the first choice of an edit, the edits after the line.
             const effect = element('p', {}, ...withCode(bug.effect), ...links);
-            const title = element('strong', {}, game ? bug.name.split(':')[0] : bug.name);
+            const title = element('strong', {}, bug.hidden);
             const ask = element('strong', { role: 'status' }, 'Click on the line that is wrong.');
             const choices = element('div', { class: 'catches-choices' });
-            function showEdits(words) {
-                ask.textContent = `${words}Choose an edit that fixes it; there may be several. Green: check_backward accepts the edit; orange: it does not.`;
-                choices.hidden = false;
-                skip.hidden = true;
+            let misses = 0;
+            function tellName() {
+                title.textContent = bug.name;
+                bugRows[number].cells[0].querySelector('span').textContent = bug.name;
+                grid[number][0].setAttribute('aria-label', `open ${bug.name}`);
             }
-            const skip = button('Show the six edits', function () { showEdits(''); });
-            effect.hidden = choices.hidden = game;
-            const edits = element('div', { class: 'catches-edits' }, ...(bug.report
-                ? [element('p', {}, ...withCode(bug.story)), element('strong', {}, 'The correction:'), element('div', { class: 'correction' }, diffOf(bug.correction)), effect]
-                : [ask, skip, effect, choices]), verdict);
+            function solve() {
+                solved.add(number);
+                bugRows[number].classList.add('mended');
+                show();
+                place.dataset.mended = String(solved.size);
+            }
+            // After the line: the six edits, or what a report says and its correction.
+            function goOn(words) {
+                ask.textContent = bug.report ? words || 'This is the correction.'
+                    : `${words}Choose an edit that fixes it; there may be several. Green: check_backward accepts the edit; orange: it does not.`;
+                skip.hidden = true;
+                choices.hidden = false;
+                code.classList.add('known');
+                bug.lines.forEach(function (line) { code.children[line].classList.add('right'); });
+                if (bug.report) { tellName(); }
+            }
+            const skip = button(bug.report ? 'Show the correction' : 'Show the six edits', function () { goOn(''); });
+            skip.hidden = choices.hidden = true;
+            effect.hidden = !bug.report;
+            if (bug.report) { choices.append(element('div', { class: 'correction' }, diffOf(bug.correction)), element('p', {}, ...withCode(bug.story), ...links)); }
             bug.edits.forEach(function (edit, i) {
                 const made = element('button', { type: 'button', 'aria-pressed': 'false', 'aria-label': `edit ${i + 1}: ` +
                     edit.diff.filter(function ([sign]) { return sign === '+'; }).map(function ([, text]) { return text; }).join('; ') },
@@ -402,40 +407,46 @@
                     choices.querySelectorAll('button').forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
                     made.after(verdict);
                     effect.hidden = false;
-                    title.textContent = bug.name;
+                    tellName();
                     made.classList.add(edit.right ? 'right' : 'wrong');
                     verdict.className = `catches-verdict ${edit.right ? 'right' : 'wrong'}`;
                     verdict.replaceChildren(element('p', {}, `${edit.right ? 'Fixed.'
                         : edit.stricter ? 'As PyTorch’s own dropout, which makes NaN of infinity times zero too; check_backward is stricter.'
                             : 'Still wrong.'} ${usualOf(edit)} ${diagnosisOf(edit)}`));
                     if (edit.right) {
-                        mended.add(number);
-                        bugRows[number].classList.add('mended');
-                        show(data.checks.length - 1);
+                        solve();
                         verdict.append(element('p', {}, element('strong', {}, 'The mistake: '), ...withCode(bug.story)));
                     }
                     verdict.scrollIntoView({ block: 'nearest' });
-                    place.dataset.mended = String(mended.size);
                 });
                 choices.append(made);
             });
-            if (game && !finding) { showEdits('A line is missing. '); }
             const shown = shownBugs();
             const step = function (by) { return function () { open(shown[(shown.indexOf(number) + by + shown.length) % shown.length], asked); }; };
-            const code = !finding ? codeBlock(bug.code) : codeLines(bug.code, function (line, made) {
+            const code = codeLines(bug.code, bug.lines, function (line, made) {
                 const right = bug.lines.includes(line);
                 made.classList.add(right ? 'right' : 'wrong');
-                if (right) { showEdits('Yes: a correction changes this line. '); } else if (choices.hidden) { ask.textContent = 'No, not this line. Click on another.'; }
+                if (right) {
+                    if (bug.report && choices.hidden) { solve(); }
+                    goOn(bug.report ? 'Yes: the correction changes this line.' : 'Yes: a correction changes this line. ');
+                } else if (choices.hidden) {
+                    misses += 1;
+                    skip.hidden = misses < 2;
+                    ask.textContent = 'No, not this line. Click on another.';
+                }
             });
+            if (!finding) { goOn('A line is missing. '); }
             const held = dialog.open ? document.activeElement.textContent : '';
             code.tabIndex = 0;
             const buttons = [button('Back', step(-1)), button('Next', step(1)), button('Close', function () { dialog.close(); })];
             dialog.replaceChildren(
                 element('div', { class: 'player-buttons' }, title, `${shown.indexOf(number) + 1} of ${shown.length}`, ...buttons),
                 ...answer,
+                element('p', {}, ask, ' ', skip),
                 element('div', { class: 'catches-bug' },
                     element('div', {}, code, element('p', { class: 'catches-note' }, helpersIn(bug.code)), element('p', {}, usualOf(bug)),
-                        game ? element('details', {}, element('summary', {}, 'A hint: what other checks say'), element('p', {}, diagnosisOf(bug))) : element('p', {}, diagnosisOf(bug))), edits));
+                        element('details', {}, element('summary', {}, 'A hint: what other checks say'), element('p', {}, diagnosisOf(bug)))),
+                    element('div', { class: 'catches-edits' }, ...(bug.report ? [] : [effect]), choices, verdict)));
             if (!dialog.open) { dialog.showModal(); }
             // Whoever leafs with Next keeps it under the finger; everybody else begins at the code.
             (buttons.find(function (made) { return made.textContent === held; }) || code).focus({ preventScroll: true });
@@ -444,21 +455,18 @@
         }
 
         dialog.addEventListener('click', function (event) { if (event.target === dialog) { dialog.close(); } });
-        const all = button(`Show all ${data.bugs.length}`, function () {
-            const only = table.classList.toggle('accepted');
-            all.textContent = only ? `Show all ${data.bugs.length}` : 'Only what gradcheck does not find';
-            clearInterval(timer);
-            show(data.checks.length - 1);
-        });
+        const all = button('', function () { table.classList.toggle('accepted'); show(); });
         bugRows.forEach(function (row) { row.classList.toggle('caught', row.cells[1].classList.contains('found')); });
         table.classList.add('accepted');
-        place.prepend(element('div', { class: 'player-buttons' },
-            button('Let me try one', function () {
-                const shown = shownBugs().filter(function (r) { return data.bugs[r].edits.length; });
-                open(shown[Math.floor(Math.random() * shown.length)]);
-            }), all, button('Play again', play)), said);
+        const attempt = button('Let me try one', function () {
+            const shown = shownBugs(), unsolved = shown.filter(function (r) { return !solved.has(r); });
+            const rest = unsolved.length ? unsolved : shown;
+            open(rest[Math.floor(Math.random() * rest.length)]);
+        });
+        attempt.classList.add('main');
+        place.prepend(element('div', { class: 'player-buttons' }, attempt, all), said);
         place.append(dialog);
-        play();
+        show();
     }
 
     // ---- A step that unlearns -------------------------------------------------------------------------------------

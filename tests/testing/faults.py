@@ -15,8 +15,8 @@ from book.measure.hunt_versions import reports
 EPS = 1e-5
 
 
-def read_as_contiguous(t: Tensor) -> Tensor:
-    """Return the values that a kernel reads if it assumes a contiguous tensor."""
+def read_from_address(t: Tensor) -> Tensor:
+    """Return what a kernel reads, given only an address and a shape."""
     strides = torch.empty(t.shape, device="meta").stride()
     there = t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
     return t.as_strided(t.shape, strides) if there >= t.numel() else torch.zeros_like(t)

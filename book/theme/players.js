@@ -111,7 +111,7 @@
         const choice = element('select', {});
         Object.keys(FORMULAS).forEach(function (name) { choice.append(element('option', {}, name)); });
         choice.addEventListener('change', show);
-        const facts = element('p', { role: 'status' });
+        const facts = element('p', { role: 'status' }), caption = place.querySelector('figcaption');
         const pictures = element('div', { class: 'player-pictures' });
 
         function values(name) { return sliders[name].map(function (slider) { return Number(slider.value); }); }
@@ -131,7 +131,7 @@
             const wrong = p.g.map(function (_, i) { return FORMULAS[choice.value](p, i); });
             pictures.replaceChildren(
                 element('div', {}, element('p', {}, 'J / rstd: i ↓, j →'), heatMap(p)),
-                element('div', {}, element('p', {}, 'What g is made of'), barRows([
+                element('div', {}, element('p', {}, 'The components of g'), barRows([
                     ['g', p.g, null],
                     ['c2, along 1', p.g.map(function () { return p.c2; }), null],
                     ['c1 x̂, along x̂', p.xHat.map(function (v) { return p.c1 * v; }), null],
@@ -155,7 +155,7 @@
             button('One x far away', function () { set('x', [3, ...Array(H - 1).fill(-0.4)]); }),
             button('All x nearly equal', function () { set('x', [0.01, ...Array(H - 1).fill(0)]); }),
             element('label', {}, 'Outline: ', choice));
-        place.replaceChildren(buttons, inputs, pictures, facts);
+        place.replaceChildren(buttons, inputs, pictures, facts, caption);
         show();
     }
 
@@ -546,7 +546,7 @@
                 return [shape('circle', { cx: x, cy: y, r: 3, class: 'update' }), shape('text', { x: x + right, y: y + down }, String(p[0]))];
             }), tip, shape('circle', { cx: inset.x, cy: inset.y, r: full, class: 'ring' }), normed, normedTip,
             shape('text', { x: 2, y: 12 }, 'the shared vector after each update'),
-            shape('text', { x: zero.x + 5, y: 33 }, '↑ where update 15 turns it'),
+            shape('text', { x: zero.x + 5, y: 33 }, '↑ update 15 turns it this way'),
             shape('text', { x: width - 2, y: zero.y + 34, 'text-anchor': 'end' }, 'direction before update 15 →'),
             shape('line', { x1: unit, x2: unit + 10 * scale, y1: height - 12, y2: height - 12, class: 'unit' }),
             shape('text', { x: unit + 5 * scale, y: height - 18, 'text-anchor': 'middle' }, 'length 10'),

@@ -89,7 +89,9 @@ def steps() -> dict[str, str]:
     g = dln * gamma
     c1, c2 = (g * x_hat).mean(), g.mean()
     return {
-        "statistics": vectors({"input": x, "x_hat": x_hat}, f"mean = {mean:.4f}, rstd = {rstd:.4f}"),
+        "statistics": vectors(
+            {"input": x, "x_hat": x_hat}, f"mean = {mean:.5f}, rstd = {rstd:.4f}", {"input": 5}
+        ),
         "db": vectors({"dy": dy, "grad_bias after all rows": truth["grad_bias"]}),
         "dW": vectors({"ln_out": ln_out, f"dy[0] = {dy[0]:.3f} times ln_out": dy[0] * ln_out})
         + drawings.outer_product(dy, ln_out),

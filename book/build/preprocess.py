@@ -432,7 +432,8 @@ def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
         )
         return ""
     solutions = "one wrong solution, which is" if count == 1 else f"{count} wrong solutions, which are"
-    return f"The gates on this page reject {solutions} in [the museum](./museum.md#all)."
+    gates = "gate on this page rejects" if len(set(ladders)) == 1 else "gates on this page reject"
+    return f"The {gates} {solutions} in [the museum](./museum.md#all)."
 
 
 def skip_note(chapter: Chapter, token: re.Match, book: Path) -> str:

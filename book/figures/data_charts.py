@@ -90,7 +90,7 @@ def softmax_row() -> str:
 def wrong_dq() -> str:
     """The gradient of a query by the hunt's first bug and by the mended code, as recorded."""
     found = re.findall(r"^(given|mended) +(.+)$", outputs.load("hunt_dq").text, re.M)
-    names = {"given": "row 0 of dq, by the code as it is given", "mended": "row 0 of dq, corrected"}
+    names = {"given": "row 0 of dq, by the code above", "mended": "row 0 of dq, by the corrected code"}
     rows = {names[way]: np.array([float(element) for element in elements.split()]) for way, elements in found}
     return rows_of_bars(
         f"A row of a gradient. {said(rows)}. Signs and proportions agree, and the size does not.", rows

@@ -145,7 +145,7 @@ def normalisations() -> str:
     kinds = [
         ("BatchNorm", "mean and variance of a column,", "over the batch", lambda r, h: h == 2),
         ("LayerNorm", "mean and variance of a row", "", lambda r, h: r == 1),
-        ("RMSNorm", "mean square of a row,", "no mean is subtracted", lambda r, h: r == 1),
+        ("RMSNorm", "mean square of a row", "(no mean is subtracted)", lambda r, h: r == 1),
     ]
     drawing = Drawing(
         312,

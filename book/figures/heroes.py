@@ -223,16 +223,16 @@ def printed() -> str:
     diagonal, full = np.diag(J) * g, J.T @ g
     turned = [i for i in range(len(x)) if diagonal[i] * full[i] < 0]
     rows = (
-        ("x", "", x, f"A row of {len(x)} numbers goes through LayerNorm and back. The shade of a number shows its size."),
-        ("x̂", "", x_hat(x), "x̂ is x minus its mean, divided by its standard deviation. If you add 1 to every x, x̂ does not change."),
-        ("g", "", g, "Backward: g is the gradient at x̂."),
-        ("diagonal", "", diagonal, f"The diagonal formula multiplies each g by the slope of its own x̂. The result sums to {diagonal.sum():.2f}, as if adding 1 to every x changed x̂."),
-        ("dx", "", full, f"In the correct gradient each x changes all eight x̂. It sums to {abs(round(full.sum(), 3)):g}. Elements {' and '.join(map(str, turned))} of the diagonal formula had the wrong sign."),
+        ("x", "", x, f"A row of {len(x)} numbers goes through LayerNorm and back. The darker a number, the larger it is in its row, whatever its sign."),
+        ("x̂", "", x_hat(x), "x̂ is x minus the mean of the row, divided by its standard deviation. If you add 1 to every x, x̂ does not change."),
+        ("g", "", g, "The backward pass begins with g, the gradient at x̂."),
+        ("diagonal", "", diagonal, f"The diagonal formula multiplies each g by the rate at which its own x changes its own x̂. The result sums to {diagonal.sum():.2f}, as if adding 1 to every x changed x̂."),
+        ("dx", "", full, f"The correct gradient counts the effect of each x on all eight x̂, and sums to {abs(round(full.sum(), 3)):g}. The diagonal formula gets the signs of elements {' and '.join(map(str, turned))} wrong."),
     )  # fmt: skip
     heads = [str(i) for i in range(len(x))]
     drawing = number_rows(rows, 2, 88, 48, heads, lambda name, i: name == "diagonal" and i in turned)
     return drawing.hero(
-        "The forward pass is above the line, the backward pass below it. The diagonal's slopes are finite differences. A thick frame marks a wrong sign."
+        "The forward pass is above the line, and the backward pass is below it. The rates of change are finite differences. A thick frame around one number marks a wrong sign."
     )
 
 

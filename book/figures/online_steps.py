@@ -142,11 +142,11 @@ def step(tile: Tile) -> str:
     return table(rows, f"keys {tile.first} to {tile.first + len(tile.scores) - 1}: {note}")
 
 
-def table(rows: dict[str, np.ndarray], note: str = "") -> str:
+def table(rows: dict[str, np.ndarray], note: str = "", digits: dict[str, int] | None = None) -> str:
     """Vectors, one row each, for inclusion inside HTML; the names in its label light up a row's lines of the code beside it."""
 
-    def written(value: float) -> str:
-        return "-inf" if np.isneginf(value) else f"{round(float(value), 3) + 0.0:.3f}"
+    def written(value: float, places: int) -> str:
+        return "-inf" if np.isneginf(value) else f"{round(float(value), places) + 0.0:.{places}f}"
 
     def names(label: str) -> str:
         words = (word for word in re.findall(r"[A-Za-z_]\w*", label) if word not in PROSE)
@@ -154,7 +154,7 @@ def table(rows: dict[str, np.ndarray], note: str = "") -> str:
 
     lines = (
         f'<tr data-names="{names(label)}"><th>{label}</th>'
-        f"{''.join(f'<td>{written(value)}</td>' for value in values)}</tr>"
+        f"{''.join(f'<td>{written(value, (digits or {}).get(label, 3))}</td>' for value in values)}</tr>"
         for label, values in rows.items()
     )
     remark = f"<p>{note}</p>" if note else ""

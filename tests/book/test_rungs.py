@@ -81,7 +81,7 @@ def test_page_counts_the_wrong_solutions_of_its_gates():
     ]
     assert len(
         solutions
-    ) == 1 and "reject one wrong solution, which is in [the museum](./museum.md#all)" in expand_wrong_list(
+    ) == 1 and "rejects one wrong solution, which is in [the museum](./museum.md#all)" in expand_wrong_list(
         COMPLETE_PAGE
     )
 
@@ -93,7 +93,7 @@ def test_page_does_not_count_provided_wrong_code():
     provided = [wrong.name for wrong in solutions if not wrong.is_in_blank]
     assert "softmax_largest_from_zero" in provided, "the provided code of softmax's largest"
     shown = expand_wrong_list("# P\n\n{{#hints p20:softmax}}\n\n{{#wrong p20}}\n")
-    assert f"reject {len(solutions) - len(provided)} wrong solutions" in shown
+    assert f"rejects {len(solutions) - len(provided)} wrong solutions" in shown
 
 
 def test_wrong_list_without_a_gate_is_reported():

@@ -418,8 +418,8 @@ def in_given_code(mistakes: list[Wrong]) -> str:
 
 
 EXPLAINED = (
-    "A click shows what a mistake does, what rejects it and the changed lines. The error is the largest over all test cases, relative "
-    "to the largest correct element, and is computed from the mistake's formula. Races, broken rules and infinite results have no error figure."
+    "Click a mistake to see what it does, what rejects it, and which lines changed. The error is the largest over all test cases, relative "
+    "to the largest correct element, and is computed from the mistake's formula. Mistakes without a formula and infinite results have no error figure."
 )
 
 

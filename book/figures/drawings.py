@@ -194,7 +194,7 @@ def glossary() -> str:
         "block, the L2 cache and the memory of the whole grid.",
     )
     levels = (
-        ("lane", "one thread", "registers", "255 of 32 bits at most for a thread"),
+        ("lane", "one thread", "registers", "at most 255 a thread, 32 bits each"),
         ("warp", "32 lanes, one instruction", "shuffles", "from lane to lane, no memory"),
         ("block", "up to 1,024 threads, one multiprocessor", "shared memory", "up to 227 KB on Hopper"),
         ("grid", "blocks in no fixed order", "L2, then memory", "50 MB, then 141 GB on an H200"),

@@ -117,7 +117,19 @@ class Lanes(Steps):
                     self.text(x, y + 22 * line, note, size=14, anchor="start")
 
 
-def rows() -> str:
+READS = (
+    "Before: each thread has a row. At its first load the warp reads a column, and each lane's sector brings seven elements that no lane asked for.",
+    "After: each warp has a row. The 32 lanes read neighbouring elements, and a lane asked for every byte that moves.",
+)
+"""What puzzle 28 says of a warp's two ways to read."""
+COALESCED = (
+    "If each thread has a row, the warp's first load reads a column, and each lane's sector brings seven elements that no lane asked for.",
+    "If each warp has a row, its lanes read neighbouring elements: the load is coalesced, and a lane asked for every byte that moves.",
+)
+"""What puzzle 19 says of them, where nothing has been changed yet."""
+
+
+def rows(told: tuple[str, str] = READS) -> str:
     """A warp's first load: of one column, a thread to a row; and of one row, a thread to a column."""
     wide, high, left, top, shown = 10.5, 6.5, 56, 14, 32
     of_sector = SECTOR // FLOAT
@@ -130,10 +142,6 @@ def rows() -> str:
         with drawing.during(number):
             drawing.fill(left, top, wide, high, moved, 0.3)
             drawing.fill(left, top, wide, high, cells)
-    told = (
-        "Before: each thread has a row. At its first load the warp reads a column, and each lane's sector brings seven elements that no lane asked for.",
-        "After: each warp has a row. The 32 lanes read neighbouring elements, and a lane asked for every byte that moves.",
-    )
     frames = [
         (
             words, f"asked for: {LANES * FLOAT} bytes",
@@ -523,3 +531,4 @@ def epilogue() -> str:
 
 PICTURES = (rows, once, vectors, shuffles, dx, dgamma, tiled, registers, copies, tensor, layouts, epilogue)
 FILES = {f"pair_worklog_{draw.__name__}.html": draw for draw in PICTURES}
+FILES["pair_coalesced.html"] = partial(rows, COALESCED)

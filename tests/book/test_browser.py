@@ -143,10 +143,10 @@ def test_choice_shows_its_reply_and_no_other(browser, site):
     browser.open(site / "puzzle_19" / "puzzle_19.html")
     shown = "[...document.querySelectorAll('.choice li span')].map(reply => !reply.hidden)"
     assert browser.run(shown) == [False, False, False]
-    browser.run("document.querySelectorAll('.choice button')[2].click()")
-    assert browser.run(shown) == [False, False, True]
-    assert browser.run("document.querySelectorAll('.choice li')[2].innerText").split("Yes.")[0].strip() == (
-        "Whatever these elements contained before"
+    browser.run("document.querySelectorAll('.choice button')[0].click()")
+    assert browser.run(shown) == [True, False, False]
+    assert browser.run("document.querySelectorAll('.choice li')[0].innerText").split("Yes.")[0].strip() == (
+        "Whatever the shared memory contained before"
     )
     assert browser.errors == []
 

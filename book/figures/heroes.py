@@ -391,14 +391,14 @@ def one_row() -> str:
     drawing = number_rows(rows, 3, 120, 42, heads, what="One row of attention. ")
     return drawing.hero(
         f"Query {QUERY} of one head of test data goes forward above the line and back below it; the harness computes every number. "
-        "The darker a number, the larger it is in its row, whatever its sign.",
+        "The darker a cell, the larger its number within the row, whatever its sign.",
         "One query goes through attention and back.",
     )
 
 
-def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
+def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, tuple[float, ...]]]:
     """Each tile in the order of the two kernels: what is summed, first query, first key, its weights [TILE, TILE], and how far
-    the sum of its owner still is from the exact gradient."""
+    each sum of its owner still is from the exact gradient."""
     of = head()
     q, k, v, dO = (of[name] for name in ("query", "key", "value", "grad_output"))
     scale, count = 1 / np.sqrt(q.shape[1]), len(q)
@@ -406,17 +406,21 @@ def tiles_walk() -> Iterator[tuple[str, int, int, np.ndarray, float]]:
         :, None
     ]  # as the kernel does for a row that sees no key
     mask, delta = online_steps.arrays()["mask"], (dO * of["output"]).sum(-1)
-    exact = {"dQ": of["grad_query"], "dK and dV": of["grad_key"]}
-    for what in exact:
+    exact = {"dQ": (of["grad_query"],), "dK and dV": (of["grad_key"], of["grad_value"])}
+    for what, gradients in exact.items():
         for own in range(0, count, TILE):
-            total = np.zeros((TILE, q.shape[1]))
+            totals = [np.zeros((TILE, q.shape[1])) for _ in gradients]
             for other in range(0, count, TILE):
                 s, t = (own, other) if what == "dQ" else (other, own)
                 rows, keys = slice(s, s + TILE), slice(t, t + TILE)
                 P = np.exp(scale * q[rows] @ k[keys].T + mask[rows, keys] - lse[rows])
                 dS = P * (dO[rows] @ v[keys].T - delta[rows, None])
-                total += scale * (dS @ k[keys] if what == "dQ" else dS.T @ q[rows])
-                yield what, s, t, P, float(np.abs(total - exact[what][own : own + TILE]).max())
+                added = (dS @ k[keys] * scale,) if what == "dQ" else (dS.T @ q[rows] * scale, P.T @ dO[rows])
+                errors = []
+                for total, term, gradient in zip(totals, added, gradients, strict=True):
+                    total += term
+                    errors.append(float(np.abs(total - gradient[own : own + TILE]).max()))
+                yield what, s, t, P, tuple(errors)
 
 
 SHOWN = (1, 2, 3, 4, 8, 12, 16, 17, 18, 19, 20, 24, 28, 32)
@@ -469,7 +473,7 @@ def tiles() -> str:
         "Each square is the weight of one query and one key; larger weights are darker. A plain backward pass reads all weights from "
         "memory. Here the forward pass has instead kept one number for each query, its lse."
     ]
-    for number, (what, s, t, P, error) in enumerate((walk_[at - 1] for at in shown), start=1):
+    for number, (what, s, t, P, errors) in enumerate((walk_[at - 1] for at in shown), start=1):
         with drawing.during(number):
             for (i, j), weight in np.ndenumerate(P):
                 shade = 0.05 + 0.25 * float(weight)
@@ -478,18 +482,24 @@ def tiles() -> str:
                 )
                 drawing.labelled(close + 58 * j, top + 58 * i, 56, 56, f"{weight:.3f}", size=16, shade=shade)
         owner = f"queries {s} and {s + 1}" if what == "dQ" else f"keys {t} and {t + 1}"
-        verdict = "is complete" if error < 1e-5 else f"is still off by {error:.2f}"
-        for y, line in ((190, what.split()[0]), (210, owner), (230, verdict)):
+        sums = dict(zip(what.split(" and "), errors, strict=True))
+        if max(errors) < 1e-5:
+            told, verdicts = f"{what} of {owner} {'is' if what == 'dQ' else 'are'} complete.", ("complete",)
+        else:
+            told = ", and that in ".join(f"{name} of {owner} is {error:.2f}" for name, error in sums.items())
+            told = f"the largest error in {told}."
+            verdicts = ("error", *(f"{name} {error:.2f}" for name, error in sums.items()))
+        for line, words in enumerate((what, owner, *verdicts)):
             with drawing.during(number):
-                drawing.text(close + 57, y, line, size=14)
+                drawing.text(close + 57, 190 + 20 * line, words, size=14)
         first = {
-            1: "The first kernel also reads delta, the row sum of dO times O. ",
+            1: "The first kernel also reads delta, the row sum of dO times O. It computes the four weights of each tile from lse, uses them, and "
+            "drops them. ",
+            3: "The error of an unfinished sum can also grow. ",
             8: "The second kernel's first block owns keys 0 and 1. ",
         }
-        drawing.words.append(
-            f"{first.get(number, '')}For queries {s} and {s + 1} and keys {t} and {t + 1}, the kernel computes four weights from lse, "
-            f"uses them and discards them. {what.split()[0]} of {owner} {verdict}."
-        )
+        tile = f"After the tile of queries {s} and {s + 1} and keys {t} and {t + 1}, "
+        drawing.words.append(f"{first.get(number, '')}{tile}{told}")
     return drawing.hero(
         "The two backward kernels work on one head of test data. The figure stops at each tile of a kernel's first block, and at the last tile "
         "of the other blocks. Only one tile's weights exist at a time; their numbers are on the right. Query 4 attends to no key, so its lse is −∞."

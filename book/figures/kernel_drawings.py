@@ -203,8 +203,7 @@ def token_rows(text: str = "banana", table: str = "abcn") -> str:
         (24, "position"),
         (52, "token"),
         (140, "order"),
-        (219, "gradient:"),
-        (236, "sum of dy at"),
+        (227, "gradient"),
     ):
         drawing.text(4, y, words, anchor="start")
     for at, (token, position) in enumerate(zip(text, order, strict=True)):
@@ -212,12 +211,18 @@ def token_rows(text: str = "banana", table: str = "abcn") -> str:
         drawing.labelled(left + cell * at, 32, 54, 30, token)
         drawing.arrow(left + cell * position + 27, 63, left + cell * at + 27, 119)
         drawing.labelled(left + cell * at, 120, 54, 30, str(position), shade=LEGIBLE * (tokens[position] % 2))
+    x = 66.0
     for row, (token, start, end) in enumerate(zip(table, starts, starts[1:], strict=False)):
-        x, terms = left + 92 * row, " + ".join(map(str, order[start:end])) or "no position"
-        drawing.labelled(x, 200, 88, 46, f"row {token}", terms, shade=LEGIBLE * (row % 2))
+        terms = " + ".join(f"dy[{position}]" for position in order[start:end]) or "0: no position"
+        wide = 14 + 6 * len(terms)
+        drawing.labelled(x, 200, wide, 46, f"row {token}", terms, shade=LEGIBLE * (row % 2))
         if end > start:
-            drawing.arrow(left + cell * (start + end) / 2 - 3, 151, x + 44, 199)
-        drawing.text(x + 44, 262, f"starts: {start}", size=11)
+            drawing.arrow(left + cell * (start + end) / 2 - 3, 151, x + wide / 2, 199)
+        drawing.text(x + wide / 2, 262, f"starts: {start}", size=11)
+        x += wide + 4
+        if table[row + 1 : row + 2] > chr(ord(token) + 1):
+            drawing.text(x + 8, 227, "…")
+            x += 20
     return drawing.svg()
 
 

@@ -145,19 +145,15 @@ def model_table() -> str:
 
 
 def step_table() -> str:
-    """GPT-2's step by hand: the whole beside PyTorch's, then its kinds of kernels with their floors."""
-    names = {"torch.compile": "`torch.compile`", "autograd": "eager PyTorch"}
+    """GPT-2's step by hand: its kinds of kernels with their floors, then the whole."""
     milliseconds = lambda us: f"{float(us) / 1e3:.{2 + (float(us) < 100)}f} ms" if us else ""  # noqa: E731
-    rows = [
-        [
-            names.get(row["what"], row["what"]),
-            milliseconds(row["median_us"]),
-            milliseconds(row["floor_us"]),
-            f"{int(row['peak_bytes']) / 2**30:.2f} GiB" if row["peak_bytes"] else "",
-        ]
+    of = {
+        row["what"]: [milliseconds(row["median_us"]), milliseconds(row["floor_us"])]
         for row in record.rows("step_by_hand")
-    ]
-    return table(["a step, or a kind of kernel of the step by hand", "time", "floor", "peak"], rows, "lrrr")
+    }
+    whole = {"by hand": "the whole step, median", "autograd": "", "torch.compile": ""}
+    rows = [[kind, *times] for kind, times in of.items() if kind not in whole]
+    return table(["kind of kernel", "time", "floor"], [*rows, [whole["by hand"], *of["by hand"]]], "lrr")
 
 
 FILES = {

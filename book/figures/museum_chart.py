@@ -14,17 +14,17 @@ BIN = 12
 """Errors that are so many pixels apart lie on one pile."""
 LOW, HIGH = -4, 2
 """The axis, in powers of ten; what is further out stands at its ends."""
-TOP, BOTTOM = 40, 60
+TOP = 40
 TICKS = {-4: "10⁻⁴", -3: "10⁻³", -2: "10⁻²", -1: "10⁻¹", 0: "1", 1: "10", 2: "more"}
 TOLERATED = 1e-2
 """A relative tolerance in common use."""
 CHECKS = {
-    "formula": "caught by its formula",
-    "values": "caught by its values",
-    "machine": "caught by the virtual GPU",
-    "rule": "caught by a rule of its gate",
+    "formula": "the checker knows its formula",
+    "values": "its values are wrong",
+    "machine": "the virtual GPU stops it",
+    "rule": "it breaks a rule of its gate",
 }
-"""What catches a mistake, and what the legend says; theme/workbook.css has their colours."""
+"""What catches a mistake, and why, as the legend says; theme/workbook.css has their colours."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def label(marks: Sequence[Mark], first: str = "") -> str:
     """What the chart shows, in numbers; `first` describes the first test case."""
     sized = [mark.size for mark in marks if mark.size is not None]
     small, hidden = sum(size < TOLERATED for size in sized), sum(mark.hidden for mark in marks)
-    facts = f"{len(sized)} of {len(marks)} mistakes leave a measurable error, shown here for the hardest inputs of a gate."
+    facts = f"{len(sized)} of {len(marks)} mistakes leave a measurable error, shown here for the hardest inputs of their gate."
     if small:
         facts += f" {small} of them stay{'s' * (small == 1)} below 10⁻², in the grey band, where a loose tolerance lets {'it' if small == 1 else 'them'} pass."
     if hidden:
@@ -96,11 +96,15 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
         for name, of in lying.items()
     }
     bottom = TOP + sum(heights.values())
-    drawing = Drawing(bottom + BOTTOM, label(every))
+    used = [(name, words) for name, words in CHECKS.items() if any(mark.check == name for mark in every)]
+    if any(mark.hidden for mark in every):
+        used.append(("quiet", "hollow: right in the first case"))
+    drawing = Drawing(bottom + 40 + 20 * -(-len(used) // 2), label(every))
     edge = LEFT + DECADE * (math.log10(TOLERATED) - LOW)
-    drawing.box(LEFT - 8, TOP - 4, edge - LEFT + 8, bottom - TOP + 4, shade=0.09, thick=0)
+    if any(mark.size is not None and mark.size < TOLERATED for mark in every):
+        drawing.box(LEFT - 8, TOP - 4, edge - LEFT + 8, bottom - TOP + 4, shade=0.09, thick=0)
     drawing.text(LEFT + DECADE * (HIGH - LOW) / 2, 14, "error, relative to the largest element")
-    drawing.text((RIGHT + NARROW) / 2, 14, "no size")
+    drawing.text((RIGHT + NARROW) / 2, 14, "not measurable")
     for power, words in TICKS.items():
         x = LEFT + DECADE * (power - LOW)
         drawing.text(x, 32, words)
@@ -116,11 +120,9 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
                 up, aside = divmod(number, across(x))
                 draw_mark(drawing, x + cell * aside, floor - cell * (up + 1), cell, mark)
         y += heights[name]
-    used = {name: words for name, words in CHECKS.items() if any(mark.check == name for mark in every)}
-    if any(mark.hidden for mark in every):
-        used["quiet"] = "hidden by the first case"
-    for number, (name, words) in enumerate(used.items()):
-        x, y = 4 + 165 * (number % 3), bottom + 16 + 20 * (number // 3)
+    drawing.text(4, bottom + 24, "A wrong solution is rejected because", anchor="start")
+    for number, (name, words) in enumerate(used):
+        x, y = 4 + 240 * (number % 2), bottom + 36 + 20 * (number // 2)
         drawing.parts.append(
             f'<rect class="{name}" x="{x}" y="{y}" width="9" height="9" rx="2" stroke-width="2"/>'
         )

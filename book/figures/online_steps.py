@@ -97,7 +97,7 @@ def picture(done: list[Tile], number: int) -> str:
     now = [tile.total, *tile.sums]
     old = [before.total, *before.sums] if before else [0.0] * len(now)
     drawing = Drawing(
-        222,
+        236,
         f"m is {tile.largest:.2f}, the factor {tile.rescale:.2f}; the total goes from {old[0]:.2f} to {now[0]:.2f}.",
         width=380,
     )
@@ -109,6 +109,10 @@ def picture(done: list[Tile], number: int) -> str:
     drawing.text(82, 16, "scores of the keys")
     drawing.text(6, zero + 5, "0")
     drawing.segment(14, zero, 152, zero)
+    for largest, words, dash in ((before.largest if before else -np.inf, "", "4 4"), (tile.largest, "m", "")):
+        if np.isfinite(largest):
+            drawing.segment(14, height(largest), 152, height(largest), dash=dash, thick=1 if dash else 2.5)
+            drawing.text(161, height(largest) + 4, words)
     for key, score in enumerate(scores):
         x, after = 15 + 17 * key, key - tile.first - KEYS
         drawing.text(x + 7, 186, str(key))
@@ -118,10 +122,6 @@ def picture(done: list[Tile], number: int) -> str:
             drawing.box(x, top, 13, abs(height(score) - zero), shade=shade)
         elif after < KEYS:
             drawing.text(x + 7, zero - 3, "×")
-    for largest, words, dash in ((before.largest if before else -np.inf, "", "4 4"), (tile.largest, "m", "")):
-        if np.isfinite(largest):
-            drawing.segment(14, height(largest), 152, height(largest), dash=dash, thick=1 if dash else 2.5)
-            drawing.text(161, height(largest) + 4, words)
     unit = 170 / max(max(each.total, *np.abs(each.sums)) for each in done)
     drawing.text(282, 16, f"sums, factor {tile.rescale:.2f}")
     for row, (was, value) in enumerate(zip(old, now, strict=True)):
@@ -131,7 +131,12 @@ def picture(done: list[Tile], number: int) -> str:
         drawing.box(200, y + 12, unit * value, 10, shade=0.12, thick=0)
         drawing.box(200, y + 12, unit * kept, 10, shade=0.45, thick=0.8)
         drawing.segment(200 + unit * value, y + 10, 200 + unit * value, y + 24, thick=3)
-    drawing.text(190, 213, "outlined: before, or next; dark: this tile, rescaled sums", size=12)
+    for x, lines in (
+        (90, ("light: seen; dark: this tile", "outlined: next; dashed: old m")),
+        (282, ("outlined: old; dark: rescaled", "light, up to the tick: new")),
+    ):
+        for line, words in enumerate(lines):
+            drawing.text(x, 211 + 16 * line, words, size=12)
     return f"<figure>{drawing.svg().strip()}</figure>\n"
 
 

@@ -8,6 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -68,7 +69,8 @@ def count_below(seed: int | None = None, factor: float = 1, **where: object) -> 
     return sum(wrong < factor * right for wrong, right in ends)
 
 
-KINDS = "products", "attention", "LayerNorm", "GELU", "cross-entropy", "AdamW and the norm", "token table"
+MINOR_KINDS = "LayerNorm", "GELU", "cross-entropy", "AdamW and the norm", "token table"
+KINDS = ("products", "attention", *MINOR_KINDS)
 """Kinds of kernels in a step of GPT-2 by hand."""
 
 
@@ -76,6 +78,11 @@ def above_floor(*kinds: str) -> float:
     """The microseconds that these kinds take beyond what their bytes or their arithmetic need."""
     rows = Rows("step_by_hand")
     return sum(rows("median_us", what=kind) - rows("floor_us", what=kind) for kind in kinds)
+
+
+def share_above_floor(*kinds: str) -> float:
+    """The same as a share of the step."""
+    return above_floor(*kinds) / Rows("step_by_hand")("median_us", what="by hand")
 
 
 def launch(position: int) -> float:
@@ -362,6 +369,21 @@ def of_peer(
         attention_times.microseconds(size, who) / attention_times.microseconds(size, other)
         for size in attention_times.sizes(d, causal, ragged)
     ]
+
+
+def forward_gain(d: int) -> float:
+    """How many times as fast `wgmma` and the TMA make the forward pass with such heads, at the best length."""
+    forward = partial(
+        Rows("attention"), "median_us", **attention_times.SHOWN | {"pass_": "forward"}, d=d, part=1
+    )
+    lengths = {size[0] for ragged in (False, True) for size in attention_times.sizes(d, False, ragged)}
+    return max(forward(S=S, candidate="portable") / forward(S=S, candidate="attention") for S in lengths)
+
+
+def of_fair(who: str, other: str) -> float:
+    """Time over another's at 4,096 positions by the fair method, in the record `attention_claims`."""
+    fair = partial(Rows("attention_claims"), "ms", length=4096, method="fair")
+    return fair(who=who) / fair(who=other)
 
 
 def of_nine_products(length: int, d: int, who: str = "attention") -> float:

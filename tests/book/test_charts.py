@@ -125,9 +125,9 @@ def test_ring_ends_with_the_output_and_gradients_of_one_device():
 
 def test_tile_weights_match_softmax_and_sums_are_exact():
     exact = heroes.head()["probabilities"]
-    for what, s, t, weights, error in heroes.tiles_walk():
+    for what, s, t, weights, errors in heroes.tiles_walk():
         np.testing.assert_allclose(weights, exact[s : s + 2, t : t + 2], atol=1e-6)
-        assert (error < 1e-5) >= (t == 6 if what == "dQ" else s == 6), (what, s, t, error)
+        assert (max(errors) < 1e-5) >= (t == 6 if what == "dQ" else s == 6), (what, s, t, errors)
 
 
 def test_loaded_tiles_match_the_puzzles_count():

@@ -263,8 +263,8 @@ def test_square_opens_its_bug_and_edit_shows_the_result(browser, site):
 def test_matrix_works_by_keyboard(browser, site):
     browser.resize(PHONE)
     browser.open(site / GRADCHECK)
-    said = browser.run("document.querySelector('.catches-said').innerText")
-    assert said == "After all these calls of gradcheck, 9 of 39 are left."
+    message = browser.run("document.querySelector('.catches-said').innerText")
+    assert message == "After all these calls of gradcheck, 9 of 39 are left."
     totals = browser.run("document.querySelector('.catches thead .total').innerText").split()
     assert totals[-1] == "39" and totals[-7:-1] == ["5", "11", "4", "3", "3", "6"], "check_backward finds all"
     fits = "document.querySelector('.catches').scrollWidth <= document.querySelector('.catches').closest('figure').clientWidth"
@@ -329,7 +329,7 @@ def test_matrix_begins_with_what_gradcheck_does_not_find(browser, site):
 
 
 @needs_browser
-def test_report_hides_its_story_and_correction_until_the_line_is_found(browser, site):
+def test_report_hides_its_story_and_correction_until_the_right_click(browser, site):
     browser.open(site / GRADCHECK)
     place = "document.querySelector('[data-player=catches]')"
     solved = 0
@@ -484,7 +484,7 @@ def test_vector_stops_at_the_question_its_answer_and_the_jump(browser, site):
     loss = "document.querySelector('[data-player=unlearning]').dataset.loss"
     drawn = "document.querySelector('[data-player=unlearning] .plane-first > svg:last-child polyline').points.length"
     points = record.rows("unlearning_path")
-    asked, half = (float(row["loss"]) for row in points if row["place_updates"] in ("14.000", "14.375"))
+    initial, half = (float(row["loss"]) for row in points if row["place_updates"] in ("14.000", "14.375"))
     most, last = max(float(line["loss"]) for line in points), float(points[-1]["loss"])
 
     def press(words: str):
@@ -493,12 +493,12 @@ def test_vector_stops_at_the_question_its_answer_and_the_jump(browser, site):
         )
 
     browser.open(site / UNLEARNING)
-    browser.wait_for(f"{loss} === '{asked}'")
+    browser.wait_for(f"{loss} === '{initial}'")
     assert browser.run(drawn) == 14 * unlearning.PARTS + 1, "the jump is not drawn before an answer"
     press("still 3.40")
     browser.wait_for(f"{loss} === '{half}'")
-    said = browser.run("document.querySelector('[data-player=unlearning]').innerText")
-    assert f"No: it is {half:.2f}." in said
+    message = browser.run("document.querySelector('[data-player=unlearning]').innerText")
+    assert f"No: it is {half:.2f}." in message
     pressed = browser.run("document.querySelector('.player-buttons [aria-pressed=true]').innerText")
     assert pressed == "still 3.40"
     browser.run("new Promise(done => setTimeout(done, 400))")

@@ -134,7 +134,7 @@ def test_loaded_tiles_match_the_puzzles_count():
     totals = [
         count_costs(orders.ORDERS[name](32, 32), 32, 4, 16).tile_pairs for name in ("row-major", "hilbert")
     ]
-    assert f"So far {totals[0]} and {totals[1]} tiles" in heroes.reads()
+    assert f"So far, {totals[0]} and {totals[1]} tiles" in heroes.reads()
 
 
 def test_online_softmax_ends_with_the_exact_row():

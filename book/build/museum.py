@@ -259,7 +259,7 @@ def mark(wrong: Wrong, page: str = "") -> museum_chart.Mark:
 def chart(puzzle: str) -> str:
     """Draw the wrong solutions of a puzzle by the size of their errors and by gate; gates without sizes share their rung's row.
 
-    Puzzle 21's have no sizes: its chart shows how many of them the usual checks find.
+    A row of rules alone is only counted. Puzzle 21's have no sizes: its chart shows how many of them the usual checks find.
     """
     if puzzle == "p21":
         return gradcheck_matrix.usual_checks()
@@ -268,7 +268,8 @@ def chart(puzzle: str) -> str:
         for wrong in group:
             sized = any(errors(other) for other in group)
             rows.setdefault(gate if sized else wrong.target_rung.id, []).append(mark(wrong))
-    return museum_chart.figure(rows, first=FIRST.get(puzzle, ""))
+    ruled = [name for name, marks in rows.items() if all(each.check == "rule" for each in marks)]
+    return museum_chart.figure(rows, first=FIRST.get(puzzle, ""), left_out=ruled)
 
 
 def question(puzzle: str) -> str:
@@ -281,7 +282,7 @@ def question(puzzle: str) -> str:
     assert found[names[0]] <= SEEN < min(found[name] for name in names[1:]), f"{puzzle}: {found}"
     answers = "\n".join(
         f"<li>{in_html(wrong[name].story)} <span>{'Yes' if name == names[0] else 'No'}. {in_html(wrong[name].effect)}</span></li>"
-        for name in sorted(names)
+        for name in sorted(names, key=lambda name: len(wrong[name].story))
     )
     return f'<div class="choice"><p>One of these three mistakes {asked}. Which one?</p><ul>\n{answers}\n</ul></div>\n'
 
@@ -419,7 +420,7 @@ def in_given_code(mistakes: list[Wrong]) -> str:
 
 EXPLAINED = (
     "Click a mistake to see what it does, what rejects it, and which lines changed. The error is the largest over all test cases, relative "
-    "to the largest correct element, and is computed from the mistake's formula. Mistakes without a formula and infinite results have no error figure."
+    "to the largest correct element, and is computed from the mistake's formula. Mistakes without a formula and infinite results have no measurable error."
 )
 
 

@@ -67,18 +67,24 @@ def label(marks: Sequence[Mark], first: str = "") -> str:
     small, hidden = sum(size < TOLERATED for size in sized), sum(mark.hidden for mark in marks)
     facts = f"{len(sized)} of {len(marks)} mistakes leave a measurable error, shown here for the hardest inputs of their gate."
     if small:
-        facts += f" {small} of them stay{'s' * (small == 1)} below 10⁻², in the grey band, where a loose tolerance lets {'it' if small == 1 else 'them'} pass."
+        facts += f" Of these, {small} stay{'s' * (small == 1)} below 10⁻², in the grey band, where a loose tolerance lets {'it' if small == 1 else 'them'} pass."
     if hidden:
         case = f"first test case ({first})" if first else "puzzle's first test case"
-        facts += f" {hidden} {'gives' if hidden == 1 else 'give'} correct numbers in the {case}; {'its mark is' if hidden == 1 else 'their marks are'} hollow."
+        facts += f" In the {case}, {hidden} of them {'gives' if hidden == 1 else 'give'} correct numbers; {'its mark is' if hidden == 1 else 'their marks are'} hollow."
     return facts
 
 
-def figure(rows: Mapping[str, Sequence[Mark]], cell: int = BIN, first: str = "") -> str:
-    """The chart, what to see in it, and a place for the story of the mark that the reader is at."""
+def figure(
+    rows: Mapping[str, Sequence[Mark]], cell: int = BIN, first: str = "", left_out: Sequence[str] = ()
+) -> str:
+    """The chart, what to see in it, and a place for the story of the mark that the reader is at; rows `left_out` are only counted."""
     words = label([mark for marks in rows.values() for mark in marks], first)
+    if left_out:
+        names = " and ".join([", ".join(left_out[:-1]), left_out[-1]] if left_out[1:] else left_out)
+        words += f" The chart leaves out the {sum(len(rows[name]) for name in left_out)} mistakes of {names}, which break a rule of their gate."
+    drawn = {name: marks for name, marks in rows.items() if name not in left_out}
     return (
-        f'<figure class="marks">{chart(rows, cell).strip()}<figcaption>{html.escape(words)} Each mark links to its exhibit.'
+        f'<figure class="marks">{chart(drawn, cell).strip()}<figcaption>{html.escape(words)} Each mark links to its exhibit.'
         "<output></output></figcaption></figure>\n"
     )
 

@@ -393,7 +393,7 @@ def overview() -> str:
             title = html.escape(find_puzzle(puzzle).title)
             link = f"[Puzzle {puzzle.removeprefix('p')}: {title}]({folder}/museum.md)"
             rows.append([link, *map(str, (len(mistakes), len({wrong.gate for wrong in mistakes}), threads))])
-    return table(["room", "wrong solutions", "gates", "public examples"], rows, "lrrr")
+    return table(["room", "wrong solutions", "gates", "with a public report"], rows, "lrrr")
 
 
 def page(puzzle: str) -> str:

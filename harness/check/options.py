@@ -217,13 +217,13 @@ def make_parser(puzzle: Puzzle) -> Parser:
     for demo in puzzle.demos:
         modes.add_argument(f"--{demo.flag}", action="store_true", help=demo.description)
     if puzzle.bench:
-        help_text = "time it against PyTorch and others; with --help: its own flags"
+        help_text = "time the kernels against PyTorch and others; add --help to list its own flags"
         modes.add_argument("--bench", action="store_true", help=help_text)
     default = "all" if puzzle.every_rung else puzzle.main_rung.id
     help_text = f"which of the puzzle's files to check (default: {default})"
     modes.add_argument("--rung", choices=[rung.id for rung in puzzle.rungs], help=help_text)
     sources = parser.add_mutually_exclusive_group()
-    help_text = "run solutions/ in place of problems/, your files"
+    help_text = "run the files in solutions/ instead of yours in problems/"
     sources.add_argument("--solution", action="store_true", help=help_text)
     if puzzle.variants:
         add_kernel_flags(parser, modes, sources, puzzle)
@@ -234,7 +234,7 @@ def make_parser(puzzle: Puzzle) -> Parser:
     if any(case.world_size > 1 for case in puzzle.list_cases(None)):
         help_text = "processes of each case that is run by several"
         parser.add_argument("--ranks", type=int, metavar="N", help=help_text)
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the random inputs")
     help_text = f"check one gate only: {join_names([gate.id for gate in puzzle.gates])}"
     parser.add_argument("--gate", metavar="ID", help=help_text)
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
@@ -251,24 +251,26 @@ def add_kernel_flags(root: Parser, modes: ExclusiveGroup, sources: ExclusiveGrou
     for name in puzzle.variants:
         help_text = puzzle.variant_help.get(name, f"only the {name} kernels")
         variants.add_argument(f"--{name}", action="store_true", help=help_text)
-    modes.add_argument("--profile", action="store_true", help="count what the kernels do, on the virtual GPU")
+    modes.add_argument("--profile", action="store_true", help="count what the kernels do on the virtual GPU")
     help_text = (
         "say where the first wrong element comes from, and write a page that steps through your kernel's run"
     )
     modes.add_argument("--show", nargs="?", const="", metavar="GATE", help=help_text)
     sources.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
     kinds = [kind for kind in DEVICE_KINDS if puzzle.cpu_variants or kind != "cpu"]
-    help_text = f"auto: {'the CPU path, and ' if puzzle.cpu_variants else ''}a GPU where MAX sees one, else the virtual GPU; "
-    help_text += "for a gate by itself the virtual GPU"
+    help_text = f"auto: {'the CPU path, and ' if puzzle.cpu_variants else ''}a GPU if MAX finds one, else the virtual GPU; "
+    help_text += "with --gate, the virtual GPU"
     root.add_argument("--device", choices=kinds, default="auto", help=help_text)
     dtypes = [dtype for dtype in DTYPES if puzzle.cpu_variants or dtype != "float64"]
     root.add_argument("--dtype", choices=dtypes, default="float32")
-    help_text = f"run the {'backward' if puzzle.backward else 'forward'} N times: bit-equal, or the spread"
+    help_text = (
+        f"run the {'backward' if puzzle.backward else 'forward'} N times and compare the results bit by bit"
+    )
     root.add_argument("--repeat", type=int, default=1, metavar="N", help=help_text)
     help_text = "block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED"
     root.add_argument("--blocks", default="natural", metavar="ORDER", help=help_text)
-    root.add_argument("--html", type=Path, metavar="FILE", help="where --show puts its page")
-    help_text = "print the compiler's whole output; with --profile count by tensor and line"
+    root.add_argument("--html", type=Path, metavar="FILE", help="the file for the page that --show writes")
+    help_text = "print the compiler's whole output; with --profile, count by tensor and by line"
     root.add_argument("--verbose", action="store_true", help=help_text)
 
 

@@ -126,7 +126,7 @@ def make_parser() -> Parser:
     parser.add_argument("--dims", type=int, nargs=5, default=DIMS, metavar=PUZZLE.dim_names, help="sizes")
     parser.add_argument("--full", action="store_true", help="every query sees every key (default: causal)")
     parser.add_argument("--plain", action="store_true", help="one range per rank (default: zig-zag)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the random inputs")
     parser.add_argument(
         "--seconds", type=float, default=30.0, metavar="S", help="wait for a neighbour (default: %(default)g)"
     )

@@ -383,8 +383,8 @@ def one_row() -> str:
         ("P", "softmax", P, f"Softmax turns the scores into weights that add up to {P.sum():g}. Key {P.argmax()} has the largest, {P.max():.2f}."),
         ("O", "P V", O, f"The output is the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
         ("dO", "arrives", dO, "The backward pass begins with the gradient of the output."),
-        ("dP", "dO·v", dP, f"The product of dO with each value is the gradient of a weight. The mean of these gradients, weighted by P, is delta, {delta:.2f}, which is also the dot product of dO and O."),
-        ("dS", "P (dP − D)", dS, f"Softmax's backward pass: each weight times the difference between its gradient and delta, D. The score of key {dS.argmax()} has the largest gradient, that of key {dS.argmin()} the lowest; the gradients add up to {abs(round(dS.sum(), 5)):g}."),
+        ("dP", "dO·v", dP, f"The dot product of dO and a value is the gradient of a weight. The mean of these gradients, weighted by P, is delta, {delta:.2f}, which is also the dot product of dO and O."),
+        ("dS", "P (dP − D)", dS, f"Softmax's backward pass multiplies each weight by the difference between its gradient and delta, D. The score of key {dS.argmax()} has the largest gradient, and that of key {dS.argmin()} the lowest. The gradients add up to {abs(round(dS.sum(), 5)):g}."),
         ("dQ", "dS K / √d", dQ, "The gradient of the query is the sum of the keys, weighted by dS."),
     )  # fmt: skip
     heads = ["key 0", *(str(t) for t in range(1, len(S)))]

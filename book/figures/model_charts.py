@@ -72,7 +72,7 @@ def by_hand_beside() -> str:
     steps = Rows("step_by_hand")
     measures = [
         ("A step of GPT-2 (124M)", {way: steps("median_us", what=way) / 1e3 for way in ways}, "ms"),
-        ("its peak of memory", {way: steps("peak_bytes", what=way) / 2**30 for way in ways}, "GiB"),
+        ("its peak memory", {way: steps("peak_bytes", what=way) / 2**30 for way in ways}, "GiB"),
     ]
     return compared("", measures, ways)
 

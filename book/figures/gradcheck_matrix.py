@@ -210,8 +210,9 @@ def matrix() -> str:
         for name in CHECKS
     )
     lines = [
-        '<p class="catches-key"><i class="found"></i> finds it <i class="found raises"></i> finds it, and the bug raises an error '
-        '<i class="missed"></i> misses it <i class="unfit"></i> rejects the correct version too <i class="untried"></i> not tried</p>',
+        '<p class="catches-key"><span><i class="found"></i> finds it</span> <span><i class="found raises"></i> finds it, and the bug raises an '
+        'error</span> <span><i class="missed"></i> misses it</span> <span><i class="unfit"></i> rejects the correct version too</span> '
+        '<span><i class="untried"></i> not tried</span></p>',
         f'<table class="catches"><thead><tr class="groups"><td></td><th scope="colgroup" colspan="{len(USUAL)}">usual tests</th>'
         f'<th scope="colgroup" colspan="{len(GROUPS)}" class="begins">more calls of gradcheck</th><td class="begins"></td></tr>'
         f'<tr><th scope="col">wrong backward pass</th>{heads}</tr>{total}</thead><tbody>',

@@ -340,9 +340,14 @@ def checks() -> dict[str, str]:
 
 
 def formula(wrong: Wrong) -> Mistake | None:
-    """The mistake as the diagnosis knows it in NumPy, or None."""
-    known = {mistake.id: mistake for mistake in reversed(find_puzzle(wrong.puzzle).mistakes)}
-    return known.get(wrong.mistake)
+    """The mistake as the diagnosis knows it in NumPy, or None: of several with its name, one that changes what its gate checks."""
+    puzzle = find_puzzle(wrong.puzzle)
+    named = [mistake for mistake in puzzle.mistakes if mistake.id == wrong.mistake]
+    (checked,) = (gate.quantities for gate in puzzle.gates if gate.id == wrong.gate)
+    return next(
+        (mistake for mistake in named if not set(checked or ()).isdisjoint(mistake.changes)),
+        (named or [None])[0],
+    )
 
 
 def lines(wrong: Wrong) -> str:

@@ -36,6 +36,16 @@ def read_entries(page: str) -> dict[str, str]:
     return json.loads(page.split('id="exhibits">')[1].split("</script>")[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "changed"), [("dweight_x_hat_forgotten", "grad_weight"), ("dlayernorm_diagonal", "grad_input")]
+)
+def test_formula_changes_what_the_gate_checks(name, changed):
+    from book.build import museum
+
+    (wrong,) = (wrong for wrong in zoo.load_wrong_solutions("p20") if wrong.name == name)
+    assert list(unwrap(museum.formula(wrong)).changes) == [changed]
+
+
 def test_gallery_shows_ten_entries_with_details(pages):
     for puzzle in list_puzzle_names():
         page = pages[f"museum_{puzzle}.md"]

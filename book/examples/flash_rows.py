@@ -24,7 +24,7 @@ pieces = []
 # ANCHOR: tiles
 def backward(Q, K, V, O, lse, dO):
     dQ, dK, dV = np.zeros_like(Q), np.zeros_like(K), np.zeros_like(V)
-    delta = (dO * O).sum(1)  # one number a query, and no keys
+    delta = (dO * O).sum(1)  # one number for each query, without a sum over keys
     for s in range(0, n, tile):
         for t in range(0, n, tile):
             q, k = slice(s, s + tile), slice(t, t + tile)
@@ -43,8 +43,8 @@ def backward(Q, K, V, O, lse, dO):
 for name, mine, theirs in zip(("dQ", "dK", "dV"), backward(Q, K, V, O, lse, dO), plain, strict=True):
     same = "the same" if np.allclose(mine, theirs, rtol=1e-10, atol=1e-12) else "different"
     print(f"{name}: {same} to ten digits")
-print(f"kept for the backward pass beside Q, K, V and O: {lse.size} numbers, where P has {P.size:,}")
-print(f"the largest piece of P that existed at once: {max(pieces)} numbers, of {len(pieces)} pieces")
+print(f"kept for the backward pass, in addition to Q, K, V and O: {lse.size} numbers; P has {P.size:,}")
+print(f"computed P in {len(pieces)} pieces, of which the largest has {max(pieces)} numbers")
 delta, collapsed = (dO * O).sum(1), (dP * P).sum(1)
 print(f"delta two ways, query 0: {delta[0]:.6f} and {collapsed[0]:.6f}")
 

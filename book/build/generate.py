@@ -52,7 +52,7 @@ def configuration() -> str:
         ["Epsilon", "`EPS`", np.format_float_scientific(p22.EPS, trim="-", exp_digits=1), "ε"],
         ["Data type", "", "float32", ""],
     ]
-    return table(["what", "name", "value", "sign"], rows)
+    return table(["what", "name", "value", "symbol"], rows)
 
 
 def options_table() -> str:

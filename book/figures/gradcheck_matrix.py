@@ -249,9 +249,9 @@ def usual_checks() -> str:
     missed = sum(all(row[name] == "0" for name in USUAL) for row in bugs)
     lengths = [(name, float(count), str(count), False) for name, count in found.items()]
     words = (
-        f"Each light bar counts the mistakes, of {len(bugs)} in PyTorch, that a common check finds; {missed} pass all seven. gradcheck and "
-        "“random directions” compare gradients with finite differences. “allclose on ones” (inputs of ones) and “square shapes” (random "
-        "inputs) compare them with autograd. opcheck tests the registration as an operator; “repeat runs” expects equal bits in ten runs."
+        f"Each light bar shows how many of {len(bugs)} mistakes in PyTorch a common check finds; {missed} pass all seven checks. gradcheck and "
+        "“random directions” compare gradients with finite differences. “allclose on ones” (with inputs of ones) and “square shapes” (with random "
+        "inputs) compare them with autograd. opcheck tests the registration as an operator, and “repeat runs” expects bit-equal results in ten runs."
     )
     picture = charts.bars(words, {"": [*lengths, ("none of the seven", float(missed), str(missed), True)]})
     return f"<figure>{picture.strip()}<figcaption>{html.escape(words)}</figcaption></figure>\n"

@@ -142,7 +142,7 @@
             const wrongAlong = p.rstd * p.H * mean(wrong.map(function (v, i) { return v * p.xHat[i]; }));
             facts.textContent = `rstd ${number(p.rstd)}, c1 ${number(p.c1)}, c2 ${number(p.c2)}. ` +
                 `dx sums to ${number(sum)}, and its dot product with x̂ is ${number(along)}. ` +
-                `For the outline, ${choice.value}, these are ${number(wrongSum)} and ${number(wrongAlong)}.`;
+                `For the outline (${choice.value}) these numbers are ${number(wrongSum)} and ${number(wrongAlong)}.`;
             place.dataset.dx = JSON.stringify(dx);
             place.dataset.wrong = JSON.stringify(wrong.map(function (v) { return p.rstd * v; }));
         }
@@ -226,7 +226,7 @@
             held = null;
             const sum = sums[BLOCKS - 1], lost = BLOCKS - sum;
             facts.textContent = lost === 0
-                ? `The sum is ${sum}, as it should be, in ${apart.checked ? 'every' : 'this'} order.`
+                ? `In ${apart.checked ? 'every' : 'this'} order the sum is ${sum}, as it should be.`
                 : `The sum is ${sum} and should be ${BLOCKS}: ${lost} addition${lost === 1 ? ' is' : 's are'} lost.`;
             place.dataset.sum = String(sum);
         }

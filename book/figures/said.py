@@ -27,13 +27,15 @@ from book.figures.timing_pages import duration as brief  # noqa: F401
 from book.figures.unlearning import RISE, rise, share_undone
 from book.figures.worklog import SLAB  # noqa: F401
 from book.figures.worklog_results import (  # noqa: F401
-    gradients_gain,
+    change_of,
     launches,
     median,
     of_step,
     passes,
     peer,
     share_of_memory,
+    sum_products,
+    time_workbook_layer,
 )
 from book.measure import record
 from book.measure.record import Row, Rows

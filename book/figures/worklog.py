@@ -119,7 +119,7 @@ class Lanes(Steps):
 
 READS = (
     "Before: each thread has a row. At its first load the warp reads a column, and each lane's sector brings seven elements that no lane asked for.",
-    "After: each warp has a row. The 32 lanes read neighbouring elements, and a lane asked for every byte that moves.",
+    "After: each warp has a row. The 32 lanes read neighbouring elements, and the lanes asked for every byte that moves.",
 )
 """What puzzle 28 says of a warp's two ways to read."""
 COALESCED = (
@@ -184,7 +184,7 @@ def once() -> str:
         ("Before: each loop reads the row again.",
          "3 readings of every element"),
         (f"After: lane l keeps elements l, l + {LANES}, l + {2 * LANES}, ... in registers, and all three loops read the registers.",
-         f"1 reading; {each} of {KEPT} registers a lane are full"),
+         f"1 reading; {each} of a lane's {KEPT} registers are full"),
     )  # fmt: skip
     return drawing.pair("After the step, a column of the grid is one lane's registers.")
 
@@ -207,7 +207,7 @@ def vectors() -> str:
                     drawing.box(left - 3, 27 + 36 * line, wide * LANES + 6, 30, thick=2, radius=5)
             else:
                 drawing.box(left - 3, 27, wide * LANES + 6, 36 * width - 6, thick=2, radius=5)
-    drawing.text(left, 18, "128 elements of float32, in four lines", anchor="start", size=14)
+    drawing.text(left, 18, "128 float32 elements, in four lines", anchor="start", size=14)
     drawing.frames(
         left, 198,
         ("Before: each load brings a lane 4 bytes, so the warp sends four requests.",
@@ -263,7 +263,7 @@ def shuffles() -> str:
 def dx() -> str:
     """x, dln and gamma read twice; then once, into three grids of registers."""
     drawing = Lanes(292, "x, dln and gamma read twice, then once.", 472)
-    rows_, users = ((84, "a row of x"), (240, "of dln"), (396, "gamma")), ((160, "c1, c2"), (320, "dx"))
+    rows_, users = ((84, "a row of x"), (240, "a row of dln"), (396, "gamma")), ((160, "c1, c2"), (320, "dx"))
     for x, name in rows_:
         drawing.labelled(x - 70, 8, 140, 28, name, shade=0.1)
     for x, name in users:
@@ -281,12 +281,12 @@ def dx() -> str:
                 drawing.arrow(x, 186, user + (x - 240) / 8, 218, faint=True)
     drawing.frames(
         100, 282,
-        ("Before: the sums c1 and c2 read all three, and dx, which needs the sums, reads them again.",
+        ("Before: the loop for c1 and c2 reads all three, and the loop for dx reads them again.",
          "2 readings of x, dln and gamma"),
-        ("After: a lane keeps its part of all three. Shuffles add up the sums, and dx is computed from registers.",
+        ("After: each lane keeps its part of all three in registers. Shuffles add up the sums, and dx needs no further reading.",
          "1 reading of each"),
     )  # fmt: skip
-    return drawing.pair("dx cannot begin before the last element of the row has gone into both sums.")
+    return drawing.pair("The loop for dx cannot begin before both sums contain the last element of the row.")
 
 
 def dgamma() -> str:
@@ -318,7 +318,7 @@ def dgamma() -> str:
         (f"Before: every row adds to the same sum with atomics. {count} additions queue at each column, in a different order in every run.",
          f"{count} atomics at each column"),
         (f"First stage: each slab of {SLAB} rows has its own sums, and one warp adds up the slab.",
-         f"{slabs} slabs, {slabs} sums a column, no atomic"),
+         f"{slabs} slabs, {slabs} sums per column, no atomics"),
         ("Second stage: another launch adds up the slabs' sums, in a fixed order.",
          "the same bits in every run"),
     )  # fmt: skip
@@ -358,9 +358,9 @@ def tiled() -> str:
         drawing.fill(left, y, wide, wide, [(row, i) for i in range(TILE)])
     drawing.frames(
         30, 100,
-        ("Before: 32 lanes compute 32 results of a row. For each k they read one element of a and 32 of b, which lie in 32 rows of memory.",
+        ("Before: 32 lanes compute 32 results in one row. For each k, they read one element of a and 32 elements of b, which lie in 32 rows of memory.",
          "2 elements from memory", "for each multiply-add"),
-        (f"After: the block copies {TILE} × {TILE} elements of each matrix into shared memory, along rows, and all {TILE} × {TILE} results use these copies.",
+        (f"After: the block copies {TILE} × {TILE} elements of each matrix into shared memory, row by row, and all {TILE} × {TILE} results use these copies.",
          "2 elements from memory", f"for {TILE} multiply-adds"),
     )  # fmt: skip
     return drawing.pair(
@@ -424,11 +424,11 @@ def copies() -> str:
         left, 216,
         ("Before: the block copies a tile, waits, and multiplies. While a copy is on its way, no thread multiplies.",
          "nothing is hidden"),
-        ("After: while the block multiplies one tile, the next is on its way into a second buffer. The block waits only for the first.",
+        ("After: while the block multiplies one tile, the next is on its way into a second buffer. The block has to wait only for the first tile.",
          "every copy but the first is hidden"),
     )  # fmt: skip
     return drawing.pair(
-        "This sketch has four tiles and gives copying and multiplying the same length; it is not a measurement."
+        "This sketch has four tiles and shows copying and multiplying as equally long; it is not a measurement."
     )
 
 
@@ -441,7 +441,7 @@ def tensor(lane: int = 5) -> str:
     drawing.grid(left, y, 16, 16, 12, high)
     drawing.grid(x, top, 8, 16, wide, 9)
     drawing.grid(x, y, 8, 16, wide, high)
-    for at_x, at_y, name in ((left, y, "16 rows of a, 16 deep"), (x, top, "8 rows of b, transposed")):
+    for at_x, at_y, name in ((left, y, "a: 16 rows of 16 elements"), (x, top, "b, transposed: 8 rows")):
         drawing.text(at_x, at_y - 5, name, anchor="start", size=13)
     results = [(r, c) for r in (row, row + 8) for c in (column, column + 1)]
     drawing.fill(x, y, wide, high, results, 0.45)
@@ -457,9 +457,9 @@ def tensor(lane: int = 5) -> str:
     below = y + 16 * high + 24
     drawing.frames(
         left, below,
-        (f"Before: for each k lane {lane} takes two elements of a and two of b for its four results, and multiplies them one by one.",
+        (f"Before: for each k, lane {lane} takes two elements of a and two of b for its four results, and multiplies them one by one.",
          "64 instructions of the warp for 2,048 multiply-adds"),
-        (f"After: lane {lane} supplies eight elements of a and four of b. These elements of b are not those of its results' columns: the tensor core distributes them.",
+        (f"After: lane {lane} supplies eight elements of a and four of b. Its elements of b do not belong to the columns of its results: the tensor core distributes them.",
          "1 instruction of the warp for 2,048 multiply-adds"),
     )  # fmt: skip
     return drawing.pair("The number in a result is the lane that holds it. What lane 5 holds is coloured.")
@@ -521,10 +521,10 @@ def epilogue() -> str:
         drawing.fill(24, 220, wide, high, [(r, 0) for r in range(rows_)], 0.6)
     drawing.frames(
         280, 262,
-        ("Before: the output is stored, loaded to add the bias, and stored again. Another launch reads dY once more for db.",
-         "y is moved 3 times,", "dY is read once more"),
+        ("Before: the output is stored, loaded to add the bias, and stored again. Another launch reads dY again, for db.",
+         "y is moved 3 times,", "dY is read again"),
         ("After: the bias is added in registers. The blocks in column 0 have every fragment of dY in registers once, and an mma with ones adds them up.",
-         "y is moved once,", "no extra reading of dY"),
+         "y is moved once,", "dY is not read again"),
     )  # fmt: skip
     return drawing.pair("After the step, the coloured blocks add up the columns of dY, which gives db.")
 

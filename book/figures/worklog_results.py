@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from book.figures import bench_results
 from book.figures.bench_results import time_text
 from book.figures.charts import bars
 from book.figures.figures import Drawing
@@ -24,6 +25,8 @@ COUNTER = re.compile(r"^   (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +([\d.,]+)  \
 STEPS = tuple(DESCRIPTIONS)
 FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NAMES, SHARED_BYTES, PRODUCTS = (FACTS[name] for name in ("names", "shared_bytes", "products"))
+SEVERAL = ("dgamma", "layouts", "epilogue")
+"""Steps that are timed with more than one launch."""
 
 
 def measured(form: str, step: str, dtype: str = "bfloat16") -> record.Row:
@@ -78,13 +81,19 @@ def change(before: float, after: float) -> str:
     return f"{abs(1 - after / before):.0%} {'less' if ratio > 1 else 'more'} time"
 
 
-def of_step(step: str, dtype: str = "bfloat16", *, several: bool = False) -> str:
-    """How a step changes the time of its own kernel, as the rest of a sentence; of `several` kernels, in the plural."""
+def change_of(step: str, dtype: str = "bfloat16") -> str:
+    """How a step changes the time of its own kernels, without a verb and without the word "time"."""
     words = change(median("first", step, dtype), median("solution", step, dtype))
-    if words == SAME:
-        words = "as long as before"
-    faster, taking = ("are", "take") if several else ("is", "takes")
-    return f"{faster if words.endswith('as fast') else taking} {words}"
+    return "as long as before" if words == SAME else words.removesuffix(" time")
+
+
+def of_step(step: str, dtype: str = "bfloat16") -> str:
+    """How a step changes the time of its own kernels, as the rest of a sentence."""
+    words = change_of(step, dtype)
+    faster, taking = ("are", "take") if step in SEVERAL else ("is", "takes")
+    if words.endswith("as fast"):
+        return f"{faster} {words}"
+    return f"{taking} {words}{' time' * words.endswith(('less', 'more'))}"
 
 
 def share_of_memory(form: str, step: str, dtype: str = "bfloat16") -> float:
@@ -92,12 +101,16 @@ def share_of_memory(form: str, step: str, dtype: str = "bfloat16") -> float:
     return float(measured(form, step, dtype)["of_memory"])
 
 
-def gradients_gain(given: bool = False) -> float:
-    """How many microseconds less the two backward products take with step 9, or with its `given` code, than with step 8."""
-    form = "first" if given else "solution"
-    return sum(
-        median(f"solution {name}", "registers") - median(f"{form} {name}", "copies") for name in ("dln", "dW")
-    )
+def sum_products(form: str, step: str) -> float:
+    """The microseconds of the three products with the kernel of step 8 or 9 in a form."""
+    return sum(median(form + product, step) for product in ("", " dln", " dW"))
+
+
+def time_workbook_layer() -> float:
+    """The microseconds of both passes of the workbook's own layer, as a CUDA graph."""
+    at = bench_results.select(record.rows("bench"), "both", "graph")
+    rows, hidden, outputs = (int(measured("pass", "0")[side]) for side in ("rows", "hidden", "outputs"))
+    return float(at[rows, hidden, outputs]["fast"]["median_us"])
 
 
 def step_table(step: str) -> str:
@@ -112,7 +125,8 @@ def step_lines(step: str) -> list[list[str]]:
     body = [[f"{name} (at most {limit})", before, after] for name, before, after, limit in counters(step)]
     done = f"steps 1 to {number}" if number > 1 else "step 1"
     own = [time_text(float(form["median_us"])) for form in forms]
-    body.append([f"time of this kernel, {int(forms[0]['rows']):,} rows", *own])
+    timed = "these kernels" if step in SEVERAL else "this kernel"
+    body.append([f"time of {timed}, {int(forms[0]['rows']):,} rows", *own])
     if forms[0]["of_memory"]:
         body.append(["share of memory's peak", *(f"{float(form['of_memory']):.0%}" for form in forms)])
     else:
@@ -139,7 +153,8 @@ def share_of_peak(step: str, forms: list[record.Row]) -> list[str]:
 def key() -> str:
     """The table of the first step, and what each of its lines is."""
     meanings = (
-        "counted by the virtual GPU, in a small case; in brackets, the limit", "on the H200, in bfloat16",
+        "counted by the virtual GPU, in a small case (LayerNorm in float32); in brackets, the limit",
+        "on the H200, in bfloat16",
         "of 4.8 TB/s; steps 7 to 12 compare with PyTorch's products", "with all steps up to this one",
     )  # fmt: skip
     lines = step_lines(STEPS[0])
@@ -181,9 +196,11 @@ def last_launches() -> str:
     """Where the time of both passes goes at the end, and in PyTorch's layers."""
     groups, spoken = {}, []
     for job, numbers in FACTS["launches"].items():
-        times_us = [
-            launches(of, *some) for of, some in zip(("pass 12", "eager", "compile"), numbers, strict=True)
-        ]
+        forms = ("pass 12", "eager", "compile")
+        times_us = [launches(of, *some) if some else 0 for of, some in zip(forms, numbers, strict=True)]
+        if job in ("dW", "db"):  # one launch after step 12: db is what it takes longer than in step 11
+            dw = launches("pass 11", 6)
+            times_us[0] = dw if job == "dW" else launches("pass 12", 3) - dw
         names = ("this log", "PyTorch", "torch.compile")
         groups[job] = [
             (name, us, time_text(us), not place)
@@ -197,44 +214,41 @@ def last_launches() -> str:
 
 
 def draw_kernels(drawing: Drawing) -> None:
-    """Draw below the climb, on an axis of its own, how far each step brings down its own kernels."""
-    height = lambda time: 440 - 33 * math.log10(time / 50)  # noqa: E731
-    drawing.text(LEFT, 330, "this step's own kernels: before ○, after ●", anchor="start", size=14)
-    between = place(6.5, 1)[0]
-    drawing.segment(between, 340, between, 470, dash="5 4", opacity=0.6)
-    drawing.text(between - 8, 466, "65,536 rows", anchor="end")
-    drawing.text(between + 8, 466, "4,096 rows", anchor="start")
-    for power, words in ((100, "100 µs"), (1_000, "1 ms"), (10_000, "10 ms")):
-        drawing.segment(LEFT, height(power), RIGHT, height(power), opacity=0.2)
-        drawing.text(LEFT - 6, height(power) + 5, words, anchor="end")
+    """Draw below the climb, on an axis of its own, how many times as fast each step makes its own kernels."""
+    height = lambda ratio: 438 - 64 * math.log10(ratio)  # noqa: E731
+    drawing.text(LEFT, 324, "each step's own kernels: time before ÷ time after", anchor="start", size=14)
+    for ratio in (1, 10):
+        drawing.segment(LEFT, height(ratio), RIGHT, height(ratio), opacity=0.5 if ratio == 1 else 0.2)
+        drawing.text(LEFT - 6, height(ratio) + 5, f"{ratio} ×", anchor="end")
     for number, step in enumerate(STEPS, 1):
-        x, (before, after) = (
-            place(number, 1)[0],
-            (height(median(form, step)) for form in ("first", "solution")),
+        x, ratio = place(number, 1)[0], median("first", step) / median("solution", step)
+        top, bottom = sorted((height(ratio), height(1)))
+        drawing.parts.append(
+            f'<rect x="{x - 9:.1f}" y="{top:.1f}" width="18" height="{bottom - top:.1f}" fill="currentColor" fill-opacity="0.5"/>'
         )
-        drawing.segment(x, before, x, after, thick=2, opacity=0.6)
-        for y, fill in ((before, "var(--bg)"), (after, "currentColor")):
-            drawing.parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="currentColor"/>'
-            )
+        drawing.text(x, top - 5, f"{ratio:.2g}")
+        drawing.text(x, 457, str(number))
+    for first, last in ((1, 6), (7, 12)):
+        rows = int(measured("first", STEPS[first - 1])["rows"])
+        drawing.text(place((first + last) / 2, 1)[0], 476, f"{rows:,} rows")
+    between = place(6.5, 1)[0]
+    drawing.segment(between, 342, between, 480, dash="5 4", opacity=0.6)
 
 
 def climb() -> str:
     """Both passes after each step, on a logarithmic axis: a still picture, and the data of the moving one."""
     taken, bare = passes(), median("bare", "all")
-    drawing = Drawing(476, "Time of both passes after each step: " + ", ".join(map(time_text, taken)))
+    drawing = Drawing(486, "Time of both passes after each step: " + ", ".join(map(time_text, taken)))
     for power, words in ((100, "100 µs"), (1_000, "1 ms"), (10_000, "10 ms"), (100_000, "100 ms")):
         y = place(0, power)[1]
-        drawing.segment(LEFT if power > 100 else LEFT + 205, y, RIGHT, y, opacity=0.2)  # the labels are there
+        drawing.segment(LEFT, y, RIGHT, y, opacity=0.2)
         drawing.text(LEFT - 6, y + 5, words, anchor="end")
-    for name, time, start, below, dash in (
-        ("PyTorch, eager", peer("eager"), LEFT, -5, "2 3"),
-        ("torch.compile", peer("compile"), LEFT, 15, "2 3"),
-        ("three bare products", bare, LEFT + 205, 16, "5 4"),
-    ):
-        y = place(0, time)[1]
-        drawing.segment(start, y, RIGHT, y, dash=dash, thick=1.5)
-        drawing.text(start + 4, y + below, f"{name}, {time_text(time)}", anchor="start")
+    lines = (("PyTorch, eager", peer("eager"), "2 3"), ("torch.compile", peer("compile"), "2 3"), ("three bare products", bare, "5 4"))  # fmt: skip
+    for number, (name, time, dash) in enumerate(lines):
+        y, x, words_y = place(0, time)[1], LEFT + 10 + 14 * number, 168 + 20 * number
+        drawing.segment(LEFT, y, RIGHT, y, dash=dash, thick=1.5)
+        drawing.segment(x, words_y - 10, x, y, opacity=0.6)
+        drawing.text(x + 5, words_y, f"{name}, {time_text(time)}", anchor="start")
     points = [place(number, time) for number, time in enumerate(taken)]
     drawing.polyline(points, opacity=0.6, thick=2)
     for number, (x, y) in enumerate(points):
@@ -249,7 +263,7 @@ def climb() -> str:
             {
                 "title": f"{number}. {NAMES[step]}",
                 "time": time_text(taken[number]),
-                "change": f"Its own kernel {of_step(step)}",
+                "change": f"Its own kernel{'s' * (step in SEVERAL)} {of_step(step)}",
                 "counter": f"{name[0].upper()}{name[1:]}: from {before} to {after}",
             }
         )

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from book.figures.charts import Axis, Series, plot
 from book.figures.figures import Drawing
@@ -39,14 +39,17 @@ def chart(
     axis: str,
     words: str,
     dots: Sequence[tuple[float, float, str]] = (),
+    warp: Callable[[float], float] = float,
 ) -> str:
     """A line of losses, with a vertex for each place. The losses have whole numbers as ticks, and a line for an untrained model.
 
     `dots` are other runs: place, loss, and whether the vector is "restored", "not restored" or "flipped", or the run "followed".
+    `warp` makes the axis of places other than linear.
     """
     high, low = math.ceil(max([*losses, *(loss for _, loss, _ in dots)])), math.floor(min(losses))
     left, right, top, bottom = 26, WIDTH - 12, 26, 200
-    across = lambda place: left + (place - places[0]) / (places[-1] - places[0]) * (right - left)  # noqa: E731
+    start, end = warp(places[0]), warp(places[-1])
+    across = lambda place: left + (warp(place) - start) / (end - start) * (right - left)  # noqa: E731
     up = lambda loss: top + (high - loss) / (high - low) * (bottom - top)  # noqa: E731
     untrained = math.log(256)
     drawing = Drawing(240, words, WIDTH)
@@ -115,18 +118,18 @@ def scales_player() -> str:
     causes = record.rows("unlearning_causes")
     followed = max(causes, key=rise)
     scale = ratio(followed, "before")
-    unscaled, *rows = record.rows("unlearning_scales")
-    rows = [row for row in rows if -0.3 <= float(row["scale"]) <= 0.55]
+    rows = record.rows("unlearning_scales")
     ratios, losses = [float(row["scale"]) * scale for row in rows], [float(row["loss"]) for row in rows]
-    words = f"The loss over the ratio: {losses[0]:.1f} at 3, {losses[ratios.index(0)]:.1f} at 0, {losses[-1]:.1f} at −1.6."
+    words = f"The loss over the ratio: {losses[0]:.1f} at {ratios[0]:.1f}, {losses[ratios.index(0)]:.1f} at 0, {losses[-1]:.1f} at −{-ratios[-1]:.1f}."
     dots = []
     for row in causes:
         flipped = has_turned(row)
         at = -ratio(row, "after") if flipped else ratio(row, "after")
         kind = "flipped" if flipped else "restored" if is_restored(row) else "not restored"
-        if at > ratios[-1]:
-            dots.append((at, float(unscaled["loss"]) + rise(row), "followed" if row is followed else kind))
-    picture = chart(ratios, losses, (3, 2, 1, 0, -1), "ratio: length over spread", words, dots)
+        dots.append((at, losses[0] + rise(row), "followed" if row is followed else kind))
+    picture = chart(
+        ratios, losses, (5, 2, 1, 0, -1, -2, -5), "ratio: length over spread", words, dots, math.asinh
+    )
     points = [[*point, float(row["scale"])] for *point, row in zip(ratios, losses, rows, strict=True)]
     return with_data(picture, {"points": points, **predictions(rows)})
 

@@ -546,7 +546,7 @@
                 return [shape('circle', { cx: x, cy: y, r: 3, class: 'update' }), shape('text', { x: x + right, y: y + down }, String(p[0]))];
             }), tip, shape('circle', { cx: inset.x, cy: inset.y, r: full, class: 'ring' }), normed, normedTip,
             shape('text', { x: 2, y: 12 }, 'the shared vector after each update'),
-            shape('text', { x: zero.x + 5, y: 33 }, '↑ update 15 turns it this way'),
+            shape('text', { x: zero.x + 5, y: 33 }, '↑ turned by update 15'),
             shape('text', { x: width - 2, y: zero.y + 34, 'text-anchor': 'end' }, 'direction before update 15 →'),
             shape('line', { x1: unit, x2: unit + 10 * scale, y1: height - 12, y2: height - 12, class: 'unit' }),
             shape('text', { x: unit + 5 * scale, y: height - 18, 'text-anchor': 'middle' }, 'length 10'),
@@ -601,7 +601,7 @@
             timer = setInterval(function () {
                 show(now + 1);
                 if (now === end) { stop(); }
-            }, 120);
+            }, now >= asked && now < worst ? 240 : 120);
         }
 
         const reply = element('p', { role: 'status' });

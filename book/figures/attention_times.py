@@ -6,8 +6,6 @@ from book.measure.record import Rows
 OURS, CUDNN = "attention", "cuDNN"
 SHOWN = {"B": 8, "N": 12, "pass_": "both", "column": "graph", "dtype": "bfloat16"}
 """Batch, heads and the rest of what is shown."""
-PRODUCTS = 9
-"""Matrix products of a forward pass and of a backward pass of two kernels."""
 Size = tuple[int, int, bool]
 """S, d, whether causal."""
 
@@ -30,13 +28,6 @@ def sizes(d: int | None = None, causal: bool | None = None, ragged: bool = False
         ),
         key=lambda size: (size[1], *size),
     )
-
-
-def time_products(size: Size) -> float:
-    """Return the microseconds of the products at the rate of a large one in the same run."""
-    S, d, causal = size
-    rate = Rows("attention").all("tflops", column="ceiling", dtype="bfloat16")[0] * 1e12
-    return 1e6 * PRODUCTS * 2 * 8 * 12 * S * S * d / (2 if causal else 1) / rate
 
 
 def over_chart() -> str:

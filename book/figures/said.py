@@ -397,12 +397,6 @@ def of_fair(who: str, other: str) -> float:
     return fair(who=who) / fair(who=other)
 
 
-def of_nine_products(length: int, d: int, who: str = "attention") -> float:
-    """Time over that of the nine products that the kernels make, at a large product's rate."""
-    size = length, d, False
-    return attention_times.microseconds(size, who) / attention_times.time_products(size)
-
-
 # ---- The ring -----------------------------------------------------------------------------------------------
 
 

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from book.figures import attention_times, bench_results, every_size, speed_table
-from book.measure import record
+from book.figures import bench_results, every_size, speed_table
 from harness.bench.runner import MACHINE_COLUMNS, RESULT_COLUMNS
 from harness.puzzles.p22.candidates import BENCHMARK
 
@@ -74,30 +73,3 @@ def test_fastest_plan_with_one_or_two_streams():
     assert [(dims, one["us"], two["us"], chosen["us"]) for dims, one, two, chosen in grouped] == [
         ((50, 6, 7), "10", "8", "9")
     ]
-
-
-# ---- Attention ----------------------------------------------------------------------------------------------
-
-
-def make_attention_row(candidate: str, microseconds: float, **other) -> dict[str, str]:
-    """Create a row as written by `p23 --bench`."""
-    size = {
-        "B": 8,
-        "N": 12,
-        "S": 2048,
-        "d": 64,
-        "part": 1,
-        "dtype": "bfloat16",
-        "pass": "both",
-        "column": "graph",
-    }
-    row = {**size, "peak_bytes": "", "tflops": "", "candidate": candidate, "median_us": microseconds, **other}
-    return {name: str(value) for name, value in row.items()}
-
-
-def test_attention_flops_match_manual_count(monkeypatch):
-    """With 96 heads and S = 1024, nine matmuls of 2 * 96 * 1024**2 * 64 operations take 128.8 us each."""
-    ceiling = make_attention_row("matmul ceiling", 1, column="ceiling", B="", S="", tflops=100)
-    monkeypatch.setattr(record, "rows", lambda name: [ceiling])
-    prediction = attention_times.time_products((1024, 64, False))
-    assert prediction == pytest.approx(9 * 128.85, rel=1e-3)

@@ -346,13 +346,34 @@
 
         function isFound(r, column) { return grid[r][column + 1].parentNode.classList.contains('found'); }
 
+        // Fill a share of the table, column by column from the left; the totals count what is filled.
+        function fill(share) {
+            const shown = shownBugs(), columns = [...table.tHead.rows[1].cells].flatMap(function (head, c) { return c && head.offsetParent ? [c] : []; });
+            columns.forEach(function (c, place) {
+                const end = (share * columns.length - place) * shown.length;
+                const found = shown.filter(function (r, i) { return i < end && isFound(r, c - 1); }).length;
+                table.querySelectorAll('tr.total').forEach(function (row) { row.cells[c].textContent = found; });
+                shown.forEach(function (r, i) { grid[r][c].parentNode.classList.toggle('to-come', i >= end); });
+            });
+        }
+
+        // Fill the table once, when it comes into view; a click, or a key in the table, shows all at once.
+        function play() {
+            let start = performance.now();
+            function finish() { start = -Infinity; fill(1); }
+            document.addEventListener('click', finish, { capture: true, once: true });
+            table.addEventListener('keydown', finish, { once: true });
+            (function step() {
+                const share = Math.min((performance.now() - start) / 3000, 1);
+                fill(share);
+                if (share < 1) { requestAnimationFrame(step); }
+            })();
+        }
+
         function show() {
             const shown = shownBugs(), gradcheck = [...data.checks.keys()].filter(function (c) { return c === 0 || (c >= data.usual && c < data.checks.length - 1); });
-            table.querySelectorAll('tr.total').forEach(function (row) {
-                [...row.cells].forEach(function (cell, c) {
-                    cell.textContent = c ? shown.filter(function (r) { return isFound(r, c - 1); }).length : `finds, of ${shown.length}`;
-                });
-            });
+            table.querySelectorAll('tr.total').forEach(function (row) { row.cells[0].textContent = `finds, of ${shown.length}`; });
+            fill(1);
             table.tHead.rows[0].cells[1].colSpan = [...table.tHead.rows[1].cells].filter(function (cell, c) { return c && c <= data.usual && cell.offsetParent; }).length;
             const left = shown.filter(function (r) { return !gradcheck.some(function (c) { return isFound(r, c); }); }).length;
             said.textContent = `After all these calls of gradcheck, ${left} of ${shown.length} are left.${solved.size ? ` You have solved ${solved.size}.` : ''}`;
@@ -467,6 +488,10 @@
         place.prepend(element('div', { class: 'player-buttons' }, attempt, all), said);
         place.append(dialog);
         show();
+        if (CALM) { return; }
+        new IntersectionObserver(function ([entry], watch) {
+            if (entry.isIntersecting) { watch.disconnect(); play(); }
+        }, { rootMargin: '0px 0px -15%' }).observe(table.tBodies[0]);
     }
 
     // ---- A step that unlearns -------------------------------------------------------------------------------------

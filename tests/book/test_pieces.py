@@ -329,6 +329,63 @@ def test_matrix_begins_with_what_gradcheck_does_not_find(browser, site):
 
 
 @needs_browser
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_matrix_fills_once_when_it_comes_into_view(browser, site, size):
+    """It begins and ends complete; nothing moves but the squares and their totals."""
+    assert "to-come" not in gradcheck_matrix.matrix(), "without scripts it is complete"
+    table, empty = (
+        "document.querySelector('.catches')",
+        "document.querySelectorAll('.catches .to-come').length",
+    )
+    totals, place = f"{table}.tFoot.innerText", f"JSON.stringify({table}.getBoundingClientRect())"
+    watch = f"""(() => {{
+        window.seen = [];
+        new MutationObserver(() => {{
+            const columns = [...{table}.tFoot.rows[0].cells].filter(cell => cell.cellIndex && cell.offsetParent);
+            seen.push([{table}.offsetWidth, {table}.offsetHeight,
+                ...columns.map(cell => {table}.querySelectorAll(`td.to-come:nth-child(${{cell.cellIndex + 1}})`).length)]);
+        }}).observe({table}, {{ attributes: true, attributeFilter: ["class"], subtree: true }});
+        {table}.scrollIntoView();
+    }})()"""
+    browser.resize(size)
+    browser.open(site / GRADCHECK)
+    complete = browser.run(totals)
+    assert browser.run(empty) == 0 and complete.split()[-1] == "39"
+    browser.run(watch)
+    browser.wait_for(f"{empty} > 0")
+    browser.wait_for(f"{empty} === 0")
+    assert browser.run(totals) == complete
+    frames = json.loads(browser.run("JSON.stringify(seen)"))
+    assert len({tuple(frame[:2]) for frame in frames}) == 1 and len(frames) > 10
+    assert sum(frames[0][2:]) > sum(frames[len(frames) // 2][2:]) > 0 == sum(frames[-1][2:])
+    assert all(
+        after == 39 for _, _, *empties in frames for before, after in itertools.pairwise(empties) if before
+    ), "from the left"
+    browser.run("scrollTo(0, 0)")
+    browser.run(f"{table}.scrollIntoView()")
+    browser.run("new Promise(done => setTimeout(done, 300))")
+    assert browser.run(empty) == 0, "it plays once"
+    browser.open(site / GRADCHECK)
+    browser.run(f"{table}.scrollIntoView()")
+    browser.wait_for(f"{empty} > 0")
+    before = browser.run(place)
+    browser.run("document.querySelector('.catches-said').click()")
+    assert (browser.run(empty), browser.run(totals), browser.run(place)) == (0, complete, before)
+    assert browser.errors == []
+
+
+@needs_browser
+def test_matrix_stays_complete_for_reduced_motion(browser, site):
+    features = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    browser.call("Emulation.setEmulatedMedia", features=features)
+    browser.open(site / GRADCHECK)
+    browser.run("document.querySelector('.catches').scrollIntoView()")
+    browser.run("new Promise(done => setTimeout(done, 300))")
+    assert browser.run("document.querySelectorAll('.catches .to-come').length") == 0
+    browser.call("Emulation.setEmulatedMedia", features=[])
+
+
+@needs_browser
 def test_report_hides_its_story_and_correction_until_the_right_click(browser, site):
     browser.open(site / GRADCHECK)
     place = "document.querySelector('[data-player=catches]')"

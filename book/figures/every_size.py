@@ -41,7 +41,7 @@ def drawn_sizes() -> str:
     )
     spans = [(min(ratios), max(ratios)) for ratios in ([one.ratio for one in some] for some in (whole, odd))]
     label = (
-        "The layer's time over the fastest peer's as a CUDA graph. Where rows fill whole vectors, from {:.2f} to {:.2f}; elsewhere "
+        "The layer's time over the fastest alternative's as a CUDA graph. Where rows fill whole vectors, from {:.2f} to {:.2f}; elsewhere "
         "from {:.2f} to {:.2f}"
     ).format(*spans[0], *spans[1])
     low, high = min(spans)[0] / 1.06, max(*(top for _, top in spans), 1) * 1.06
@@ -50,7 +50,7 @@ def drawn_sizes() -> str:
         Series("", [(float(one.dims[0]), one.ratio) for one in some], "", "o", some is odd)
         for some in (whole, odd)
     ]
-    ratio = Axis("time / fastest peer's time", True, (low, high), ticks)
+    ratio = Axis("time / fastest alternative's time", True, (low, high), ticks)
     return plot(label, dots, Axis("number of rows"), ratio, level=1)
 
 

@@ -496,7 +496,7 @@ def tiles() -> str:
             1: "The first kernel also reads delta, the row sum of dO times O. It computes the four weights of each tile from lse, uses them, and "
             "drops them. ",
             3: "The error of an unfinished sum can also grow. ",
-            8: "The second kernel's first block owns keys 0 and 1. ",
+            8: "The second kernel's first block handles keys 0 and 1. ",
         }
         tile = f"After the tile of queries {s} and {s + 1} and keys {t} and {t + 1}, "
         drawing.words.append(f"{first.get(number, '')}{tile}{told}")

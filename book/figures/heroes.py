@@ -331,11 +331,11 @@ def rewriting(title: str = "gelu: with x**3") -> str:
     swept = [(name, shorten(what)) for name, what, *_ in reversed(gone)]
     drawing.words = [
         f"PyTorch passes GELU to the backend as {len(gone)} operations. For an input of {AT:g} the graph returns {values['output']:.4f}.",
-        f"The backend runs the {len(gone)} marked nodes on a hundred numbers, and the results agree with GELU's.",
-        f"The new node, {new[0]}, reads {before[0][0]}, and the output now reads {new[0]}. Nothing reads the last node, {swept[0][1]}, any more.",
+        f"The backend runs the {len(gone)} marked nodes on a hundred numbers, and the results agree with those of GELU.",
+        f"The new node, {new[0]}, reads {before[0][0]}, and the output now reads {new[0]}. No node uses the last old node, {swept[0][1]}, any more.",
         *(
             f"The backend erases {call}. "
-            + (f"Now {source} has no reader." if at in inputs_of[name] else f"{source} has no reader either.")
+            + (f"Now no node uses {source}." if at in inputs_of[name] else f"No node uses {source} either.")
             for (name, call), (at, source) in pairwise(swept)
         ),
         f"{len(after)} nodes are left: {', '.join(name for name, *_ in after)}. The graph still returns {values['output']:.4f}.",

@@ -15,10 +15,10 @@ from book.measure.check_backward import opcheck
 from book.measure.shared import import_cases, write
 from harness.check.gradients import DTYPES, Function, compute_outputs
 from harness.puzzles.p21.hunt import USUAL_CHECKS
-from harness.testing.problem import Problem, make_problem
+from harness.testing.problem import MANY_ROWS, Problem, make_problem
 
 LARGEST = 40_000
-"""Elements of the inputs up to which thousands of rows are tried: if gradcheck fails, it builds the whole Jacobian."""
+"""Elements of the inputs with many rows: if gradcheck fails, it builds the whole Jacobian, so larger inputs get fewer rows."""
 
 
 def with_edges(problem: Problem) -> list[torch.Tensor]:
@@ -36,8 +36,8 @@ def list_rejecting(problem: Problem, function: Function) -> list[str]:
 
     def accepts(name: str) -> bool:
         many = problem.inputs("tall")
-        if sum(t.numel() for t in many) > LARGEST:
-            many = problem.inputs()
+        if (count := sum(t.numel() for t in many)) > LARGEST:
+            many = problem.inputs(f"{LARGEST * MANY_ROWS // count} for {problem.size_names[0]}")
         inputs = problem.inputs(), with_edges(problem), problem.inputs("deep"), many
         try:
             return list_calls(lambda *t: compute_outputs(function, [*t])[0], *inputs)[name]()

@@ -251,7 +251,7 @@ def shuffles() -> str:
     )
     after = (
         (
-            f"Step {step + 1}: every lane adds what the lane at distance {1 << step} has. Lane 0's sum now holds the parts of {2 << step} lanes.",
+            f"Step {step + 1}: every lane adds the sum of the lane at distance {1 << step}. Lane 0's sum now holds the parts of {2 << step} lanes.",
             f"distance {1 << step}: {2 << step} lanes in each sum, no shared memory",
         )
         for step in range(steps)
@@ -320,7 +320,7 @@ def dgamma() -> str:
         (f"First stage: each slab of {SLAB} rows has its own sums, and one warp adds up the slab.",
          f"{slabs} slabs, {slabs} sums per column, no atomics"),
         ("Second stage: another launch adds up the slabs' sums, in a fixed order.",
-         "the same bits in every run"),
+         "bitwise identical in every run"),
     )  # fmt: skip
     return drawing.pair(
         f"After the step, the coloured cells are one of the columns that a lane adds up, in slabs of {SLAB} rows. A line of the grid stands for {SLAB // lines} rows."
@@ -462,7 +462,7 @@ def tensor(lane: int = 5) -> str:
         (f"After: lane {lane} supplies eight elements of a and four of b. Its elements of b do not belong to the columns of its results: the tensor core distributes them.",
          "1 instruction of the warp for 2,048 multiply-adds"),
     )  # fmt: skip
-    return drawing.pair("The number in a result is the lane that holds it. What lane 5 holds is coloured.")
+    return drawing.pair("The number in a result is the lane that holds it. Lane 5's elements are coloured.")
 
 
 def layouts() -> str:

@@ -92,8 +92,8 @@ def of_step(step: str, dtype: str = "bfloat16") -> str:
     words = change_of(step, dtype)
     faster, taking = ("are", "take") if step in SEVERAL else ("is", "takes")
     if words.endswith("as fast"):
-        return f"{faster} {words}"
-    return f"{taking} {words}{' time' * words.endswith(('less', 'more'))}"
+        return f"{faster} {words} as before"
+    return f"{taking} {words}{' time than before' * words.endswith(('less', 'more'))}"
 
 
 def share_of_memory(form: str, step: str, dtype: str = "bfloat16") -> float:
@@ -263,7 +263,7 @@ def climb() -> str:
             {
                 "title": f"{number}. {NAMES[step]}",
                 "time": time_text(taken[number]),
-                "change": f"Its own kernel{'s' * (step in SEVERAL)} {of_step(step)}",
+                "change": f"This step's kernel{'s' * (step in SEVERAL)} {of_step(step)}",
                 "counter": f"{name[0].upper()}{name[1:]}: from {before} to {after}",
             }
         )

@@ -88,20 +88,20 @@ def one_barrier() -> str:
     for tick in range(1, last + 1):
         warp = (tick - 1) // 2
         if tick % 2:
-            drawing.words.append(f"On both sides warp {warp} stores its numbers.")
+            drawing.words.append(f"On both sides, warp {warp} stores its numbers.")
             continue
         taken = (
-            f"Without a barrier warp {warp} reads the elements of warp {others[warp]}"
+            f"Without a barrier, warp {warp} reads the elements of warp {others[warp]}"
             + (", which are stored." if sides[0][tick][warp] == "right" else ", which are not stored yet.")
         )  # fmt: skip
         with_it = (
-            "With a barrier it waits."
+            "With a barrier, it waits."
             if tick < last
-            else "With a barrier it is the last to arrive, and all four warps take the correct numbers."
+            else "With a barrier, it is the last to arrive, and all four warps take the correct numbers."
         )
         drawing.words.append(f"{taken} {with_it}")
     return drawing.hero(
-        "Four warps reverse a row. A box stands for a warp's 32 numbers; its number names the warp that stored them, and ? stands for what the tile contained before. A GPU may run the warps in this order."
+        "Four warps reverse a row. Each box stands for a warp's 32 numbers; the number in the box names the warp that stored them, and ? stands for the previous contents of the tile. A GPU may run the warps in this order."
     )
 
 

@@ -96,14 +96,14 @@ def ballot(past: int = 5) -> str:
 
 
 def two_owners(rows: int = 5, columns: int = 7) -> str:
-    """LayerNorm's two backward kernels: a block owns a row of dx, a thread owns a column of the weight's gradient."""
+    """LayerNorm's two backward kernels: a block for each row of dx, a thread for each column of the weight's gradient."""
     drawing = Drawing(
         214,
-        "The same matrix twice. Left: a block owns a row, its threads share the columns, and two sums over the row lead to a row of "
-        "dx. Right: a thread owns a column and loops over all rows; its two sums are an element of dweight and of dbias.",
+        "The same matrix twice. Left: a block handles a row, its threads share the columns, and two sums over the row lead to a row of "
+        "dx. Right: a thread handles a column and loops over all rows; its two sums are an element of dweight and of dbias.",
     )
     cell, top, mine = 24, 48, 2
-    for number, (left, title) in enumerate(((12, "a block owns a row"), (280, "a thread owns a column"))):
+    for number, (left, title) in enumerate(((12, "a block for each row"), (280, "a thread for each column"))):
         drawing.text(left + cell * columns / 2, 18, title)
         shade = lambda *at, which=number: 0.45 if at[which] == mine else 0.04  # noqa: E731
         drawing.squares(left, top, (rows, columns), cell, shade)

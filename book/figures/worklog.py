@@ -184,7 +184,7 @@ def once() -> str:
         ("Before: each loop reads the row again.",
          "3 readings of every element"),
         (f"After: lane l keeps elements l, l + {LANES}, l + {2 * LANES}, ... in registers, and all three loops read the registers.",
-         f"1 reading; {each} of a lane's {KEPT} registers are full"),
+         f"1 reading; {each} of a lane's {KEPT} places are full"),
     )  # fmt: skip
     return drawing.pair("After the step, a column of the grid is one lane's registers.")
 

@@ -147,7 +147,8 @@ def share_of_peak(step: str, forms: list[record.Row]) -> list[str]:
     else:
         name, least = "the tensor cores'", PRODUCTS[step][0] * 2 * multiply_adds / TENSOR_PEAK
     shares = [f"{least / float(form['median_us']):.0%}" for form in forms]
-    return [f"share of {name} peak", "" if step in ("tiled", "tensor") else shares[0], shares[1]]
+    measured = " (bytes of the machine code)" if step in SHARED_BYTES else ""
+    return [f"share of {name} peak{measured}", "" if step in ("tiled", "tensor") else shares[0], shares[1]]
 
 
 def key() -> str:

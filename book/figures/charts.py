@@ -30,7 +30,9 @@ Vector = Sequence[float] | np.ndarray
 
 
 class Series(NamedTuple):
-    """Points of a plot, in words for the legend; "" has no line in it. Without a dash there are markers alone."""
+    """Points of a plot, in words for the legend; "" has no line in it. Without a dash there are markers alone.
+
+    The colour is "k", the text's, or "b", the links'."""
 
     name: str
     points: Iterable[Point]
@@ -39,6 +41,7 @@ class Series(NamedTuple):
     hollow: bool = False
     width: float = 1.6
     shade: float = 1.0
+    colour: str = "k"
 
 
 class Axis(NamedTuple):
@@ -72,6 +75,7 @@ def svg(figure: Figure, label: str) -> str:
         (r'<g id="[^"]*"', "<g"),
         (r" font-family: [^;\"]*;", ""),
         (r"#000000", "currentColor"),
+        (r"#0000ff", "var(--links)"),
         (r"(\d+\.\d)\d+(?=[^<>]*>)", r"\1"),
         (r"\s+", " "),
     ):
@@ -128,8 +132,8 @@ def plot(
     for each in series:
         xs, ys = zip(*each.points, strict=True)
         axes.plot(
-            xs, ys, color="k", linestyle=each.dash or "none", marker=each.marker, linewidth=each.width,
-            alpha=each.shade, markerfacecolor="none" if each.hollow else "k", label=each.name or "_",
+            xs, ys, color=each.colour, linestyle=each.dash or "none", marker=each.marker, linewidth=each.width,
+            alpha=each.shade, markerfacecolor="none" if each.hollow else each.colour, label=each.name or "_",
         )  # fmt: skip
     for (at, up), words in notes:
         axes.annotate(words, (at, up), (6, 4), textcoords="offset points", fontsize=SIZE)

@@ -174,21 +174,6 @@ def count_lowered(fraction: str) -> int:
     return sum(float(row[f"{fraction}_loss"]) < float(row["before_loss"]) for row in rows)
 
 
-def count_steeper(factor: float) -> int:
-    """Return in how many of these runs the gradient of attention's values is longer than one update before by more than a factor."""
-    rows = record.rows("unlearning_fractions")
-    return sum(float(row["value_norm"]) > factor * float(row["earlier_value_norm"]) for row in rows)
-
-
-def count_joint() -> int:
-    """Return in how many of these runs neither the part along the update before nor the rest counts as a step that unlearns."""
-    rows = record.rows("unlearning_fractions")
-    return sum(
-        max(float(row["repeated_loss"]), float(row["new_loss"])) <= float(row["before_loss"]) + RISE
-        for row in rows
-    )
-
-
 def spoiled(column: str) -> float:
     """Return a column of `unlearning_causes` for the followed run, which has the largest rise."""
     return float(max(record.rows("unlearning_causes"), key=rise)[column])

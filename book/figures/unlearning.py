@@ -40,20 +40,22 @@ def chart(
     words: str,
     dots: Sequence[tuple[float, float, str]] = (),
     warp: Callable[[float], float] = float,
+    base: float = 0,
 ) -> str:
     """A line of losses, with a vertex for each place. The losses have whole numbers as ticks, and a line for an untrained model.
 
     `dots` are other runs: place, loss, and whether the vector is "restored", "not restored" or "flipped", or the run "followed".
-    `warp` makes the axis of places other than linear.
+    `warp` makes the axis of places other than linear. With a `base`, the losses and dots are rises above it.
     """
-    high, low = math.ceil(max([*losses, *(loss for _, loss, _ in dots)])), math.floor(min(losses))
+    high, low = math.ceil(max([*losses, *(loss for _, loss, _ in dots)])), math.floor(min(losses) + 0.05)
     left, right, top, bottom = 26, WIDTH - 12, 26, 200
     start, end = warp(places[0]), warp(places[-1])
     across = lambda place: left + (warp(place) - start) / (end - start) * (right - left)  # noqa: E731
     up = lambda loss: top + (high - loss) / (high - low) * (bottom - top)  # noqa: E731
-    untrained = math.log(256)
+    untrained = math.log(256) - base
     drawing = Drawing(240, words, WIDTH)
-    drawing.text(0, 12, "loss of one batch, in nats", anchor="start", size=12)
+    name = "rise of the loss, in nats" if base else "loss of one batch, in nats"
+    drawing.text(0, 12, name, anchor="start", size=12)
     for loss in range(low, high + 1, 1 + (high - low) // 6):
         drawing.segment(left, up(loss), right, up(loss), opacity=0.15)
         drawing.text(left - 6, up(loss) + 4, str(loss), anchor="end", size=12)
@@ -126,10 +128,10 @@ def scales_player() -> str:
         flipped = has_turned(row)
         at = -ratio(row, "after") if flipped else ratio(row, "after")
         kind = "flipped" if flipped else "restored" if is_restored(row) else "not restored"
-        dots.append((at, losses[0] + rise(row), "followed" if row is followed else kind))
-    picture = chart(
-        ratios, losses, (5, 2, 1, 0, -1, -2, -5), "ratio: length over spread", words, dots, math.asinh
-    )
+        dots.append((at, rise(row), "followed" if row is followed else kind))
+    rises = [loss - losses[0] for loss in losses]
+    ticks = 5, 2, 1, 0, -1, -2, -5
+    picture = chart(ratios, rises, ticks, "ratio: length over spread", words, dots, math.asinh, losses[0])
     points = [[*point, float(row["scale"])] for *point, row in zip(ratios, losses, rows, strict=True)]
     return with_data(picture, {"points": points, **predictions(rows)})
 
@@ -176,10 +178,15 @@ def shares_undone() -> dict[str, list[float]]:
 
 
 def parts_chart() -> str:
-    """A ring for each run and kind of parameter: the share of the rise that its old values undo; a thick line for the median."""
+    """A ring for each run and kind of parameter: the share of the rise that its old values undo; a thick line for the median.
+
+    The followed run has blue dots."""
     shares = shares_undone()
     names = {float(number): KINDS.get(kind, kind) for number, kind in enumerate(shares)}
     dots = [(share, at) for at, each in enumerate(shares.values()) for share in each]
+    runs = record.Rows("unlearning_parts").select(kind="qkv")
+    followed = runs.index(max(runs, key=rise))
+    blue = [(each[followed], at) for at, each in enumerate(shares.values())]
     edges = [Series("", [(at, -0.5), (at, len(names) - 0.5)], width=1, shade=0.7) for at in (0, 1)]
     medians = [statistics.median(each) for each in shares.values()]
     marks = [Series("", [(x, at - 0.3), (x, at + 0.3)], width=3.5) for at, x in enumerate(medians)]
@@ -187,7 +194,12 @@ def parts_chart() -> str:
         "; ".join(
             f"{name}: median {median:.0%}" for name, median in zip(names.values(), medians, strict=True)
         ),
-        [*edges, Series("", dots, "", "o", True, width=1, shade=0.5), *marks],
+        [
+            *edges,
+            Series("", dots, "", "o", True, width=1, shade=0.5),
+            *marks,
+            Series("", blue, "", "o", colour="b"),
+        ],
         Axis("share of the rise that old parameters undo", False, None, {0: "0%", 0.5: "50%", 1: "100%"}),
         Axis("", False, (len(names) - 0.5, -0.5), names),
         height=26 * len(names) + 50,

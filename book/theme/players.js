@@ -546,8 +546,8 @@
         const points = data.points, last = points.length - 1;
         const worst = leastOf(points.map(function (point) { return -point[1]; }));
         const [reach, rise, room] = [2, 3, 4].map(function (column) { return Math.max(...points.map(function (p) { return p[column]; })); });
-        const narrow = place.clientWidth < 560, width = narrow ? 340 : 440, scale = (width - 24) / (reach + room), wide = Math.max(rise, room) * scale;
-        const zero = { x: room * scale + 4, y: wide + (narrow ? 50 : 22) }, height = zero.y + room * scale + 22, inset = { x: width - 42, y: 62 }, full = 28;
+        const width = 340, scale = (width - 24) / (reach + room), wide = Math.max(rise, room) * scale;
+        const zero = { x: room * scale + 4, y: wide + 50 }, height = zero.y + room * scale + 22, inset = { x: width - 42, y: 62 }, full = 28;
         const [chart, mark] = lossChart(place, go), [bars, fill] = shareBars(data);
         // The line of the loss ends where the reader has been: what it does next is asked.
         const line = chart.querySelector('polyline'), drawn = line.getAttribute('points').split(' ');
@@ -666,7 +666,9 @@
             const [ratio, loss, scale] = data.points[index];
             mark(index);
             fill(index);
-            facts.textContent = `Ratio ${ratio.toFixed(1)}, ${scale.toFixed(2)} times the vector: loss ${loss.toFixed(2)}.`.replaceAll('-', '−');
+            const rise = Math.round(100 * (loss - data.points[0][1])) / 100 || 0;
+            facts.textContent = (`Ratio ${ratio.toFixed(1)}, ${scale.toFixed(2)} times the vector: loss ${loss.toFixed(2)}, ` +
+                `a rise of ${rise.toFixed(2)}.`).replaceAll('-', '−');
             place.dataset.loss = String(loss);
         }
 

@@ -155,7 +155,7 @@ def verdict_of_bug(row: Row) -> dict:
     """The same for a bug: also the calls in which gradcheck rejects it, and the checks that reject the correct version too."""
     seen, unfit = ([name for name in USUAL if state(row, name) == kind] for kind in ("found", "unfit"))
     calls = calls_of(row["version"])["calls"]
-    return {"raises": "raises " in row["said"], **verdict(row), "seen": seen, "unfit": unfit, "calls": calls}
+    return {**verdict(row), "seen": seen, "unfit": unfit, "calls": calls}
 
 
 def bugs() -> list[dict]:
@@ -175,7 +175,6 @@ def bugs() -> list[dict]:
                 "story": report["story"], "effect": "", "edits": [], "lines": wrong_lines(report["wrong"], [report["right"]]),
                 "report": f"{name} ({report['year']})", "correction": diff(report["wrong"], report["right"]),
                 "source": f"https://github.com/{name.replace('#', '/issues/')}", **verdict_of_bug(row),
-                "raises": report.get("raises", False),
             })  # fmt: skip
             continue
         others, story, operation = by_gate[row["gate"]], stories[name], title(name).partition(":")[0]
@@ -210,9 +209,8 @@ def matrix() -> str:
         for name in CHECKS
     )
     lines = [
-        '<p class="catches-key"><span><i class="found"></i> finds it</span> <span><i class="found raises"></i> finds it, and the bug raises an '
-        'error</span> <span><i class="missed"></i> misses it</span> <span><i class="unfit"></i> rejects the correct version too</span> '
-        '<span><i class="untried"></i> not tried</span></p>',
+        '<p class="catches-key"><span><i class="found"></i> finds it</span> <span><i class="missed"></i> misses it</span> <span><i class="unfit"></i> rejects the correct version too</span> '
+        "<span>blank: not tried, because one call gives the verdict</span></p>",
         f'<table class="catches"><thead><tr class="groups"><td></td><th scope="colgroup" colspan="{len(USUAL)}">usual tests</th>'
         f'<th scope="colgroup" colspan="{len(GROUPS)}" class="begins">more calls of gradcheck</th><td class="begins"></td></tr>'
         f'<tr><th scope="col">wrong backward pass</th>{heads}</tr>{total}</thead><tbody>',
@@ -229,10 +227,7 @@ def matrix() -> str:
             f'<td class="{each}{more}" aria-label="{STATES[each]}"></td>' for each, more in states
         )
         flag = " ⚑" * bool(bug["source"] and "report" not in bug)
-        raises = ' class="raises"' * bug["raises"]
-        lines.append(
-            f'<tr{raises}><th scope="row"><span>{html.escape(bug["name"])}</span>{flag}</th>{cells}</tr>'
-        )
+        lines.append(f'<tr><th scope="row"><span>{html.escape(bug["name"])}</span>{flag}</th>{cells}</tr>')
     lines.append(f"</tbody><tfoot>{total}</tfoot></table>")
     data = json.dumps(
         {"checks": CHECKS, "usual": len(USUAL), "states": STATES, "bugs": entries}, ensure_ascii=False

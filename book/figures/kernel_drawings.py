@@ -185,7 +185,7 @@ def norm_in_two_stages() -> str:
     drawing.text(8, 18, "all gradients: a block for each chunk", anchor="start")
     drawing.text(128, 178, "one block:", anchor="end")
     drawing.labelled(136, 158, 200, 30, "norm = root of the sum", shade=LEGIBLE)
-    drawing.text(236, 214, "every gradient times min(1, limit / norm)")
+    drawing.text(236, 214, "every gradient times limit / norm, at most 1")
     assert x <= NARROW
     return drawing.svg()
 

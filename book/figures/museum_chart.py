@@ -19,8 +19,8 @@ TICKS = {-4: "10⁻⁴", -3: "10⁻³", -2: "10⁻²", -1: "10⁻¹", 0: "1", 1:
 TOLERATED = 1e-2
 """A relative tolerance in common use."""
 CHECKS = {
-    "formula": "the checker knows its formula",
-    "values": "its values are wrong",
+    "formula": "its values fit a known mistake",
+    "values": "its values are wrong otherwise",
     "machine": "the virtual GPU stops it",
     "rule": "it breaks a rule of its gate",
 }

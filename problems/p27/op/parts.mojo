@@ -6,7 +6,7 @@
     GELU           y = x / 2 * (1 + tanh u), u = SCALE * (x + CUBE * x^3)   dx = dy * y'(x)
     embedding      a position reads a row of a table                        a row's gradient is the sum over its positions
     AdamW          x -= rate * (mean / c1 / (sqrt(square / c2) + eps) + decay * x)
-    clipping       all gradients times min(1, limit / norm)
+    clipping       all gradients times limit / norm, at most 1
 
 Places are the B * T tokens of a batch, one row of logits or channels each. Every size is a run-time argument. Sums are
 kept in `accum_type[dtype]`: float32 for 16-bit types; no sum depends on the order in which blocks run. The launches and
@@ -55,7 +55,7 @@ def cross_entropy_kernel[
     var row = block_idx.x
     var z = TileTensor(logits.unsafe_offset(row * V), row_major(V))
     var target = Int(targets[unsafe_offset=row])
-    # Finite, so that largest - new_largest is not NaN in a thread without a column.
+    # Finite, so that largest - new_largest is not NaN if a thread's first logit is -inf.
     var largest = Scalar[accum].MIN_FINITE
     var total = Scalar[accum](0)
     # BLANK-START row_loss: largest and total of this thread's columns, reduced over the threads; write lse and loss

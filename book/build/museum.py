@@ -36,6 +36,8 @@ THREAD = re.compile(r"https://(?:github\.com/([^/]+/[^/]+)(?:/(issues|pull)/(\d+
 
 SEEN = 4 * float(np.finfo(np.float32).eps)
 """A relative error above this is more than a float32 kernel may have in sums of a few terms."""
+RACES = {"missing-atomic", "overwritten", "several-writers", "zeroed-in-the-kernel"}
+"""Mistakes that `find_cause` names by the races that the virtual GPU reports."""
 LARGEST = 2**14
 """Multiply-adds of the largest case that a mistake's formula is tried on."""
 ASKED = {
@@ -244,9 +246,11 @@ def off(puzzle: Puzzle, known: Mistake, quantities: tuple[str, ...], case: Case)
 def mark(wrong: Wrong, page: str = "") -> museum_chart.Mark:
     """A wrong solution as the chart shows it; `page` is its page, where that is another one."""
     sizes = errors(wrong)
-    of_machine = wrong.mistake in {name for name, _ in CAUSES.values()}
-    ruled = not sizes and not isinstance(wrong.target_rung, MojoRung)
-    check = "formula" if sizes else "machine" if of_machine else "rule" if ruled else "values"
+    in_mojo = isinstance(wrong.target_rung, MojoRung)
+    of_machine = wrong.mistake in {name for name, _ in CAUSES.values()} or (
+        in_mojo and wrong.mistake in RACES
+    )
+    check = "formula" if sizes else "machine" if of_machine else "values" if in_mojo else "rule"
     return museum_chart.Mark(
         f"{page}#{wrong.name}",
         wrong.story,

@@ -35,13 +35,10 @@ def slopes(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, step: fl
 def one_moves_all(which: int = 2) -> str:
     """One element of a row moves, and every element of x_hat with it."""
     x = np.array(player_start()["x"])
-    rows = {
-        "a row x; one element grows": x,
-        "how fast each element of x̂ changes": slopes(x_hat, x)[:, which],
-    }
-    return rows_of_bars(
-        f"Element {which} of a row grows, and every element of x_hat changes. {said(rows)}", rows, [which]
-    )
+    first = "a row x; one element grows (bars at a quarter of the scale below)"
+    rows = {first: x, "how fast each element of x̂ changes": slopes(x_hat, x)[:, which]}
+    label = f"Element {which} of a row grows, and every element of x_hat changes. {said(rows)}"
+    return rows_of_bars(label, rows, [which], reduced={first: 4})
 
 
 def rms_moves(which: int = 2) -> str:

@@ -21,7 +21,7 @@ TOLERATED = 1e-2
 CHECKS = {
     "formula": "its values fit a known mistake",
     "values": "its values are wrong otherwise",
-    "machine": "the virtual GPU stops it",
+    "machine": "the virtual GPU reports it",
     "rule": "it breaks a rule of its gate",
 }
 """What catches a mistake, and why, as the legend says; theme/workbook.css has their colours."""

@@ -177,7 +177,7 @@
             fold.addEventListener('toggle', function () {
                 const name = fold.dataset.exhibit;
                 if (!fold.open || !exhibits[name]) { return; }
-                fold.querySelector('code').insertAdjacentHTML('beforebegin', exhibits[name]);
+                fold.querySelector(':scope > code').insertAdjacentHTML('beforebegin', exhibits[name]);
                 delete exhibits[name];
                 const code = fold.querySelector('pre code');
                 if (typeof hljs !== 'undefined') { code.innerHTML = hljs.highlight('diff', code.textContent).value; }

@@ -90,6 +90,21 @@ def test_error_is_computed_on_the_hardest_inputs():
     assert museum.mark(wrong).hidden == (sizes[0] <= museum.SEEN)
 
 
+@pytest.mark.parametrize(
+    ("puzzle", "name", "check"),
+    [
+        ("p19", "atomic_missing", "machine"),
+        ("p22", "db_overwritten", "formula"),
+        ("p27", "embedding_overwrites", "rule"),
+    ],
+)
+def test_mark_shows_what_rejects_a_wrong_sum(puzzle, name, check):
+    from book.build import museum
+
+    (wrong,) = [wrong for wrong in zoo.load_wrong_solutions(puzzle) if wrong.name == name]
+    assert museum.mark(wrong).check == check
+
+
 def test_backticks_are_code_and_special_characters_are_escaped():
     from book.build import museum
 

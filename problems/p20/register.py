@@ -29,7 +29,7 @@ def register(library, kernels):
     # FILL IN (about 4 lines)
     # BLANK-END gradient
 
-    # BLANK-START second: a second derivative raises an error instead of being silently wrong
+    # BLANK-START second: a second derivative raises your own error, which says that there is none
     # FILL IN (about 5 lines)
     # BLANK-END second
 

@@ -55,7 +55,7 @@ def register(library, kernels):
     softmax.register_autograd(backward, setup_context=setup_context)
     # BLANK-END gradient
 
-    # BLANK-START second: a second derivative raises an error instead of being silently wrong
+    # BLANK-START second: a second derivative raises your own error, which says that there is none
     def refuse(ctx, grad):
         raise NotImplementedError(
             "softmax has no second derivative: its gradient cannot be differentiated again"

@@ -13,6 +13,7 @@ import numpy as np
 
 from book.build import museum
 from book.figures import (
+    attention_drawings,
     attention_times,
     claims_chart,
     data_charts,
@@ -104,7 +105,7 @@ def steps() -> dict[str, str]:
 
 
 FIGURES = (
-    attention_times, claims_chart, data_charts, drawings, every_size, gradcheck_matrix, heroes, kernel_drawings,
+    attention_drawings, attention_times, claims_chart, data_charts, drawings, every_size, gradcheck_matrix, heroes, kernel_drawings,
     model_charts, online_steps, order_figures, ring_results, six_runs, speed_table, timing_pages, unlearning,
     worklog_results, museum,
 )  # fmt: skip

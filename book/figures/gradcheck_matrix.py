@@ -107,11 +107,6 @@ def finds(row: Row, check: str) -> bool:
     return state(row, check) == "found"
 
 
-def count_found(row: Row) -> int:
-    """How many checks find it."""
-    return sum(finds(row, name) for name in CHECKS)
-
-
 def diff(before: str, after: str) -> list[list[str]]:
     """The lines that an edit takes away and adds, each with its sign, without their common indentation."""
     lines = [*difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")][2:]

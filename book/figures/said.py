@@ -39,7 +39,6 @@ from book.figures.worklog_results import (  # noqa: F401
 )
 from book.measure import record
 from book.measure.record import Row, Rows
-from harness.check import zoo
 from harness.puzzles.p25 import layout
 
 CITATION = dict(
@@ -151,11 +150,6 @@ def count_more(*without: str) -> int:
 def count_unfit() -> int:
     """How many gradcheck cannot judge, because it rejects the correct version too."""
     return sum(gradcheck_matrix.state(row, USUAL[0]) == "unfit" for row in gradcheck_matrix.every())
-
-
-def count_reported() -> int:
-    """How many of them are modelled on a public report."""
-    return sum(bool(wrong.source) for wrong in zoo.load_wrong_solutions("p21") if wrong.rung == "torch")
 
 
 def after_update(update: float, column: str = "loss") -> float:

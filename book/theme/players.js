@@ -418,7 +418,7 @@
             }
             const skip = button(bug.report ? 'Show the correction' : 'Show the six edits', function () { goOn(''); });
             skip.hidden = choices.hidden = true;
-            effect.hidden = !bug.report;
+            effect.hidden = true;
             if (bug.report) { choices.append(element('div', { class: 'correction' }, diffOf(bug.correction)), element('p', {}, ...withCode(bug.story), ...links)); }
             bug.edits.forEach(function (edit, i) {
                 const made = element('button', { type: 'button', 'aria-pressed': 'false', 'aria-label': `edit ${i + 1}: ` +
